@@ -1,0 +1,36 @@
+# The two commands of the README are `make quickstart` and `make test`; the rest serves development.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+APT := libibverbs1 libnl-3-200 libnl-route-3-200 libnuma1
+
+.PHONY: quickstart test test-slow lint install clean
+
+quickstart: $(STAMP)
+	$(BIN)/gyre submit recipes/quickstart.toml --local
+
+test: $(STAMP) lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 900
+
+lint: $(STAMP)
+	$(BIN)/ruff check gyre tests recipes
+	$(BIN)/ruff format --check -q gyre tests recipes
+	$(BIN)/mypy gyre
+
+install: $(STAMP)
+
+# torch first: a plain `torch` would bring a build for GPUs, several GB of it
+$(STAMP): pyproject.toml scripts/system-packages
+	bash scripts/system-packages $(APT)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --upgrade pip
+	$(BIN)/pip install -q torch==2.13.0
+	$(BIN)/pip install -q -e ".[train,mooncake-cpu,sandbox,test]"
+	touch $(STAMP)
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,1 @@
+"""The room `cli`; see the file map in README."""

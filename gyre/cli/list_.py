@@ -1,0 +1,60 @@
+"""`gyre list`: all runs, newest first."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(name="list")
+def list_runs(as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False) -> None:
+    """All runs, newest first."""
+    from gyre.ledger.layout import list_runs as folders
+    from gyre.ledger.layout import runs_home
+    from gyre.views.runs import read_run
+
+    summaries = [read_run(run).summary() for run in folders()]
+    if as_json:
+        import msgspec
+
+        rows = [
+            {
+                "name": s.name,
+                "path": s.path,
+                "state": s.state,
+                "reason": s.reason,
+                "step": len(s.steps),
+                "steps": s.steps_planned,
+                "reward": s.steps[-1].reward if s.steps else None,
+                "started": s.started,
+            }
+            for s in summaries
+        ]
+        print(msgspec.json.encode(rows).decode())
+        return
+    if not summaries:
+        print(f"no runs in {runs_home()}")
+        return
+    import datetime
+
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("name", "state", "step", "reward", "started", "path"):
+        table.add_column(column)
+    for s in summaries:
+        reward = s.steps[-1].reward if s.steps else None
+        started = datetime.datetime.fromtimestamp(s.started).strftime("%Y-%m-%d %H:%M") if s.started else ""
+        table.add_row(
+            s.name,
+            s.state,
+            f"{len(s.steps)}/{s.steps_planned}",
+            "-" if reward is None else f"{reward:.2f}",
+            started,
+            s.path,
+        )
+    Console().print(table)

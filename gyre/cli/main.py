@@ -1,0 +1,82 @@
+"""The command line: `gyre`.
+
+Owns the list of commands and how errors end. Invariant: nothing heavy is imported before a command runs; a user's
+mistake is one line on stderr with exit code 2 (wrong use) or 1 (failed), never a traceback.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import click
+import typer
+from typer.core import TyperGroup
+
+import gyre
+
+COMMANDS: dict[str, str] = {
+    "submit": "Start a run from a recipe.",
+    "status": "What a run does, or did.",
+    "list": "All runs, newest first.",
+    "show": "The executions of a run, one execution, or one turn.",
+    "logs": "The output of a run's processes.",
+    "cancel": "End a run cleanly.",
+    "resume": "Go on with a run that ended or died.",
+    "replay": "Train again from the recorded shards, without rollout.",
+    "verify": "Audit a run's ledger.",
+    "tasks": "Check task folders.",
+}
+
+
+class LazyGroup(TyperGroup):
+    """Imports the module of a command only when the command runs."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"gyre.cli.{cmd_name}_")
+        return typer.main.get_command(module.app)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    help="Online reinforcement learning of coding agents through unmodified harnesses, on a Slurm cluster.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback(invoke_without_command=False)
+def _root(
+    version: bool = typer.Option(False, "--version", help="Print the version and exit.", is_eager=True),
+) -> None:
+    if version:
+        print(gyre.__version__)
+        raise typer.Exit
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of the `gyre` script."""
+    from gyre.errors import UserError
+
+    command: Any = typer.main.get_command(app)
+    try:
+        command.main(args=arguments, prog_name="gyre", standalone_mode=True)
+    except UserError as error:
+        print(f"gyre: {error}", file=sys.stderr)
+        raise SystemExit(error.code) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""Launching an engine: its command line, its keys, and finding out where it answers.
+
+Owns how a server is started; the cell's lead owns the process. Invariant: keys are random and only ever in a 0600 file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from gyre.recipe.schema import Recipe
+
+
+@dataclass(frozen=True)
+class EngineLaunch:
+    """argv and environment of a server; it writes the port it listens on to `port_file`."""
+
+    argv: list[str]
+    env: dict[str, str]
+    port_file: Path
+    key_file: Path
+
+
+def write_keys(path: Path) -> dict[str, str]:
+    """Fresh random keys, readable by the owner alone."""
+    keys = {"api_key": secrets.token_urlsafe(24), "admin_key": secrets.token_urlsafe(24)}
+    path.unlink(missing_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(fd, "w") as file:
+        json.dump(keys, file)
+    return keys
+
+
+def reference_launch(recipe: Recipe, model: Path, folder: Path, name: str) -> EngineLaunch:
+    """The reference engine on loopback, on a port of its own choice."""
+    port_file, key_file = folder / f"{name}.port", folder / name
+    port_file.unlink(missing_ok=True)
+    write_keys(key_file)
+    argv = [
+        sys.executable,
+        "-m",
+        "gyre.engines.reference",
+        "--model",
+        str(model),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "0",
+        "--port-file",
+        str(port_file),
+        "--key-file",
+        str(key_file),
+        "--context-length",
+        str(recipe.rollout.context),
+        "--exit-on-eof",
+        *recipe.rollout.arguments,
+    ]
+    return EngineLaunch(argv, {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}, port_file, key_file)

@@ -1,0 +1,142 @@
+"""Checks a folder of tasks: each is readable, its solution earns the full reward, and an untouched workspace
+earns none.
+
+Owns `check_tasks`, behind `gyre tasks check`. Everything runs in the sandbox, as in an execution.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec import Struct
+
+from gyre.executions.ends import finish
+from gyre.executions.grading import Grade, grade
+from gyre.executions.layers import private_folder, remove_tree
+from gyre.executions.limits import Limits
+from gyre.executions.sandbox import Bind, ExitStatus, Sandbox, SandboxFailure, SandboxSpec
+from gyre.executions.tasks import Task, load_tasks
+
+DEFAULT_LIMITS = Limits()
+
+
+class TaskCheck(Struct, frozen=True, kw_only=True):
+    """One task's result.
+
+    `solution` and `untouched` are rewards (None: no valid one); seconds are wall time of grading.
+    """
+
+    name: str
+    solution: float | None
+    untouched: float | None
+    solve_seconds: float
+    grade_seconds: float
+    problems: tuple[str, ...]
+
+    @property
+    def good(self) -> bool:
+        return not self.problems
+
+
+async def check_tasks(
+    path: Path,
+    sandbox: Sandbox,
+    root: Path,
+    limits: Limits = DEFAULT_LIMITS,
+    parallel: int = 2,
+    done: Callable[[TaskCheck], None] = lambda check: None,
+) -> list[TaskCheck]:
+    """Check all tasks below `path`, with workspaces in `root`; `done` is called as each one ends.
+
+    Raises UserError when a task cannot be read at all.
+    """
+    tasks = load_tasks(path)
+    free = asyncio.Semaphore(parallel)
+
+    async def one(task: Task) -> TaskCheck:
+        async with free:
+            check = await check_task(task, sandbox, root, limits)
+        done(check)
+        return check
+
+    return list(await asyncio.gather(*(one(task) for task in tasks)))
+
+
+async def check_task(task: Task, sandbox: Sandbox, root: Path, limits: Limits) -> TaskCheck:
+    """Grade the untouched workspace and the one that the task's solution leaves."""
+    loop = asyncio.get_running_loop()
+    workspace = root / "checks" / task.name
+    remove_tree(workspace)
+    limits = limits.narrowed(task.memory, task.storage)
+    problems: list[str] = []
+    try:
+        untouched = await _grade_after(task, sandbox, root, workspace / "untouched", limits, ("true",), problems)
+        started = loop.time()
+        solved: Grade | None = None
+        if (task.solution / "solve.sh").is_file():
+            argv = ("bash", "/solution/solve.sh")
+            solved = await _grade_after(task, sandbox, root, workspace / "solved", limits, argv, problems)
+        else:
+            problems.append("solution/solve.sh is missing: it cannot be shown that the task can be solved")
+        seconds = loop.time() - started
+    finally:
+        remove_tree(workspace)
+    if untouched and untouched.reward is not None and untouched.reward > 0:
+        problems.append(f"an untouched workspace earns {untouched.reward:g}, not 0")
+    if solved and solved.reward is not None and solved.reward != 1:
+        problems.append(f"the solution earns {solved.reward:g}, not 1")
+    return TaskCheck(
+        name=task.name,
+        solution=solved.reward if solved else None,
+        untouched=untouched.reward if untouched else None,
+        solve_seconds=seconds - (solved.seconds if solved else 0.0),
+        grade_seconds=solved.seconds if solved else 0.0,
+        problems=tuple(problems),
+    )
+
+
+async def _grade_after(
+    task: Task,
+    sandbox: Sandbox,
+    root: Path,
+    workspace: Path,
+    limits: Limits,
+    argv: tuple[str, ...],
+    problems: list[str],
+) -> Grade | None:
+    """Run `argv` in a fresh sandbox of `task` and grade what it leaves; what goes wrong is added to
+    `problems`.
+    """
+    what = workspace.name
+    upper, scratch = (private_folder(workspace / name) for name in ("upper", "scratch"))
+    binds = (Bind(task.solution, "/solution"),) if task.solution.is_dir() else ()
+    try:
+        spec = SandboxSpec(
+            lowers=sandbox.lowers(root, task),
+            upper=upper,
+            scratch=scratch,
+            workdir=task.workdir,
+            argv=argv,
+            log=workspace / "log",
+            binds=binds,
+            env={**task.env, **task.solution_env},
+            limits=limits,
+        )
+        running = await sandbox.start(spec)
+    except (SandboxFailure, OSError) as failure:
+        problems.append(f"{what}: {failure}")
+        return None
+    status = ExitStatus()
+    try:
+        status = await running.wait(task.agent_timeout or task.verifier_timeout)
+    finally:
+        await finish(running.kill())
+    if status.code != 0:
+        problems.append(f"{what}: {argv[-1]} ended with {status}")
+    snapshot = running.snapshot(workspace / "snapshot")
+    result = await grade(task, sandbox, root, snapshot, workspace / "grading", limits)
+    if result.reward is None:
+        problems.append(f"{what}: {result.reason}: {result.detail}")
+    return result

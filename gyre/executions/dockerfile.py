@@ -1,0 +1,126 @@
+"""Reads the part of a Dockerfile that needs no container runtime: FROM, WORKDIR and COPY.
+
+Owns that reader and the `Environment` that it yields. Invariant: an `Environment` says exactly what the
+Dockerfile says, with the host's system in the place of the base image; an instruction outside the subset is
+refused, never skipped. No COPY source leaves the environment folder.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+from pathlib import Path
+
+from msgspec import Struct
+
+from gyre.errors import UserError
+
+SUBSET = "gyre's bubblewrap sandbox covers FROM, WORKDIR and COPY"
+
+
+class Copy(Struct, frozen=True):
+    """`COPY sources...
+
+    target`: host paths, and an absolute path inside. A target that ends in / is a folder.
+    """
+
+    sources: tuple[Path, ...]
+    target: str
+
+
+class Environment(Struct, frozen=True):
+    """What a task's root file system has beyond the host's system."""
+
+    image: str = ""
+    workdir: str = ""
+    folders: tuple[str, ...] = ()
+    """Every WORKDIR that occurs: Docker creates it."""
+    copies: tuple[Copy, ...] = ()
+
+
+def read_dockerfile(path: Path) -> Environment:
+    """Parse a Dockerfile of FROM, WORKDIR and COPY. Raises UserError naming file, line and instruction."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not readable: {error}") from error
+    image, workdir = "", ""
+    folders: list[str] = []
+    copies: list[Copy] = []
+    for number, line in _logical_lines(text):
+        word, _, rest = line.partition(" ")
+        place, rest = f"{path}:{number}", rest.strip()
+        match word.upper():
+            case "FROM" if not image:
+                image = _image(rest, place)
+            case "WORKDIR":
+                workdir = posixpath.normpath(posixpath.join(workdir or "/", _plain(rest, place)))
+                folders.append(workdir)
+            case "COPY":
+                copies.append(_copy(rest, place, path.parent, workdir or "/"))
+            case _:
+                raise UserError(f"{place}: {word} is not covered ({SUBSET}); copy files in, or leave this task out")
+    if not image:
+        raise UserError(f"{path}: no FROM line; start the file with one (the host's system stands in for the image)")
+    return Environment(image=image, workdir=workdir, folders=tuple(folders), copies=tuple(copies))
+
+
+def _logical_lines(text: str) -> list[tuple[int, str]]:
+    """(number of the first line, instruction) with continuations joined, comments and blank lines gone."""
+    lines: list[tuple[int, str]] = []
+    pending, start = "", 0
+    for number, raw in enumerate(text.splitlines(), start=1):
+        line = raw.strip()
+        if not line or line.startswith("#"):
+            continue
+        start = start if pending else number
+        pending = f"{pending} {line}".strip()
+        if pending.endswith("\\"):
+            pending = pending[:-1].rstrip()
+            continue
+        lines.append((start, pending))
+        pending = ""
+    if pending:
+        lines.append((start, pending))
+    return lines
+
+
+def _image(rest: str, place: str) -> str:
+    words = rest.split()
+    if len(words) != 1 or words[0].startswith("--"):
+        raise UserError(f"{place}: FROM with options or stages is not covered ({SUBSET})")
+    return _plain(words[0], place)
+
+
+def _plain(text: str, place: str) -> str:
+    if not text or "$" in text:
+        raise UserError(f"{place}: variables and empty values are not covered ({SUBSET}, with plain paths)")
+    return text
+
+
+def _copy(rest: str, place: str, context: Path, workdir: str) -> Copy:
+    if rest.startswith("["):
+        try:
+            words = json.loads(rest)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{place}: COPY's list is not valid JSON: {error}") from error
+    else:
+        words = rest.split()
+    if len(words) < 2 or not all(isinstance(word, str) for word in words):
+        raise UserError(f"{place}: COPY needs a source and a target")
+    if words[0].startswith("--") or re.search(r"[*?\[]", " ".join(words[:-1])):
+        raise UserError(f"{place}: COPY with options or wildcards is not covered; name the files")
+    target = posixpath.normpath(posixpath.join(workdir, _plain(words[-1], place)))
+    if words[-1].endswith("/") or words[-1] == "." or len(words) > 2:
+        target = target.rstrip("/") + "/"
+    return Copy(tuple(_source(context, word, place) for word in words[:-1]), target)
+
+
+def _source(context: Path, name: str, place: str) -> Path:
+    source = (context / _plain(name, place).lstrip("/")).resolve()
+    if not source.is_relative_to(context.resolve()):
+        raise UserError(f"{place}: COPY source {name!r} lies outside the environment folder")
+    if not source.exists():
+        raise UserError(f"{place}: COPY source {name!r} does not exist in {context}")
+    return source

@@ -1,0 +1,76 @@
+"""What an execution's end means: graded, tried again, or excluded.
+
+Owns the decision table of DESIGN section 9 as pure functions. Invariant: a reward exists exactly when the
+outcome is "graded"; no failure of gyre, of the machine or of a grader ever becomes a reward.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from gyre.executions.grading import GRADED, Grade
+from gyre.executions.sandbox import ExitStatus
+
+Outcome = Literal["graded", "excluded", "retry"]
+
+
+class Ending(Struct, frozen=True, kw_only=True):
+    """How an execution ended, before it is graded.
+
+    `server_error`: the harness got a server error or a broken stream from us and did not get over it.
+    """
+
+    image_error: str = ""
+    sandbox_error: str = ""
+    overall_timeout: bool = False
+    exit: ExitStatus = ExitStatus()
+    model_calls: int = 0
+    server_error: bool = False
+
+
+class Verdict(Struct, frozen=True):
+    """`reason` says why in one word; for a graded execution, how the harness ended."""
+
+    outcome: Outcome
+    reason: str
+    reward: float | None = None
+
+
+def before_grading(ending: Ending) -> Verdict | None:
+    """The verdict where there is nothing to grade; None: grade it."""
+    if ending.image_error:
+        return Verdict("excluded", "image_unavailable")
+    if ending.overall_timeout:
+        return Verdict("excluded", "overall_timeout")
+    if ending.sandbox_error:
+        return Verdict("retry", "sandbox_failed")
+    if ending.server_error:
+        return Verdict("retry", "server_error")
+    if ending.exit.limit == "memory":
+        return Verdict("retry", "out_of_memory")
+    if ending.model_calls == 0:
+        return Verdict("excluded", "no_model_call")
+    return None
+
+
+def judge(ending: Ending, grade: Grade | None) -> Verdict:
+    """The whole table.
+
+    `grade` is the last one within the grader's budget; it is ignored where nothing was to be graded.
+    """
+    verdict = before_grading(ending)
+    if verdict is not None:
+        return verdict
+    if grade is None or grade.reason != GRADED or grade.reward is None:
+        return Verdict("excluded", "grader_failed" if grade is None else grade.reason)
+    return Verdict("graded", _how_it_ended(ending.exit), grade.reward)
+
+
+def _how_it_ended(status: ExitStatus) -> str:
+    if status.timed_out:
+        return "harness_timeout"
+    if status.limit:
+        return f"limit_{status.limit}"
+    return "finished" if status.code == 0 else "harness_failed"

@@ -1,0 +1,1 @@
+"""The room `launch`; see the file map in README."""

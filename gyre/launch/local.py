@@ -1,0 +1,156 @@
+"""The local launcher: one supervisor that keeps every process of a run going on this machine.
+
+Owns the journal `supervisor` and the processes it starts. Invariants: each process has our pipe on its stdin, so none
+outlives us; what a dead supervisor left is ended first, by pid and start time; a process that dies is started again
+within its budget, and a user's mistake ends the run with its own line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import gyre
+from gyre.ledger import events as ev
+from gyre.ledger.job import read_job
+from gyre.ledger.journal import Journal
+from gyre.ledger.layout import RunFolder
+from gyre.ledger.state import RunState
+from gyre.ledger.view import LedgerView
+from gyre.processes.base import process_start
+from gyre.processes.children import Child
+from gyre.recipe.schema import Recipe
+
+MODULES = {"scheduler": "scheduler", "processor": "processor", "worker": "worker", "cell": "cell"}
+POLL_SECONDS = 0.25
+GRACE_SECONDS = 10.0
+BACKOFF_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
+EXIT_USER_ERRORS = (1, 2)
+
+
+class Supervisor:
+    """Runs a run to its end. `watch` is called with the folded state at each poll, for whoever shows progress."""
+
+    def __init__(self, run: RunFolder, recipe: Recipe, watch: Callable[[RunState], None] | None = None) -> None:
+        self.run, self.recipe = run, recipe
+        self.job = read_job(run)
+        self.view = LedgerView(run)
+        self.view.poll()
+        self._watch = watch or (lambda state: None)
+        self._children: dict[str, Child] = {}
+        self._restarts: dict[str, int] = {}
+        self._failure = ""
+        self._ending = False
+
+    async def supervise(self) -> ev.EndState:
+        """Start everything, keep it going, and return how the run ended."""
+        reap(self.view.state)
+        self.journal = Journal.open(self.run, "supervisor", time.time)
+        self.journal.append(
+            ev.Opened(pid=os.getpid(), pid_start=process_start(), host=socket.gethostname(), code=gyre.__version__)
+        )
+        keepers = [asyncio.create_task(self._keep(name)) for name in self.job.processes()]
+        try:
+            return await self._until_end(keepers)
+        finally:
+            self._ending = True
+            for keeper in keepers:
+                keeper.cancel()
+            await asyncio.gather(*keepers, return_exceptions=True)
+            await asyncio.gather(*(child.end() for child in self._children.values()))
+            self.journal.close()
+
+    async def _until_end(self, keepers: list[asyncio.Task[None]]) -> ev.EndState:
+        # the scheduler of an earlier attempt may have ended the run: only what this attempt's says counts
+        before = max(self.view.state.opened.get("scheduler", {}), default=0)
+        while True:
+            self.view.poll()
+            state = self.view.state
+            self._watch(state)
+            for keeper in keepers:
+                if keeper.done():
+                    keeper.result()  # a defect of ours: with its traceback
+            if self._failure:
+                self.journal.append(ev.GaveUp(reason=self._failure))
+                self._ending = True
+                return "failed"
+            if max(state.opened.get("scheduler", {}), default=0) > before and state.ended is not None:
+                self._ending = True
+                await self._let_go()
+                self.view.poll()
+                self._watch(self.view.state)
+                return state.ended.state
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _let_go(self) -> None:
+        """Everybody was told to stop; give them time to do it well."""
+        running = [child.wait() for child in self._children.values() if child.running]
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*running), GRACE_SECONDS)
+
+    @property
+    def failure(self) -> str:
+        return self._failure
+
+    async def _keep(self, name: str) -> None:
+        """Start a process, and start it again when it ends before the run does."""
+        while True:
+            restarts = self._restarts.get(name, 0)
+            child = await self._start(name)
+            code = await child.wait()
+            self.journal.append(ev.ProcessEnded(name=name, pid=child.pid, code=code))
+            await child.end()
+            if self._ending or code == 0:
+                return
+            if code in EXIT_USER_ERRORS and (reason := last_word(self._log(name))):
+                self._failure = reason
+                return
+            if restarts >= self.recipe.local.restarts:
+                self._failure = f"{name} ended {restarts + 1} times (last status {code}); see {self._log(name)}"
+                return
+            self._restarts[name] = restarts + 1
+            await asyncio.sleep(BACKOFF_SECONDS[min(restarts, len(BACKOFF_SECONDS) - 1)])
+
+    async def _start(self, name: str) -> Child:
+        module = MODULES[name.partition("-")[0]]
+        argv = [sys.executable, "-m", f"gyre.processes.{module}", "--run", str(self.run.path), "--name", name]
+        child = await Child.start(name, argv, self._log(name), {"OMP_NUM_THREADS": "1"})
+        self._children[name] = child
+        self.journal.append(
+            ev.ProcessStarted(
+                name=name,
+                pid=child.pid,
+                pid_start=process_start(child.pid),
+                restarts=self._restarts.get(name, 0),
+            )
+        )
+        return child
+
+    def _log(self, name: str) -> Path:
+        return self.run.log_dir(self.job.attempt) / f"{name}.log"
+
+
+def last_word(log_file: Path) -> str:
+    """The last line of a log, if it is a user's error ("gyre: ..."), without the prefix."""
+    lines = log_file.read_text(errors="replace").rstrip().splitlines()
+    return lines[-1].removeprefix("gyre: ") if lines and lines[-1].startswith("gyre: ") else ""
+
+
+def reap(state: RunState) -> None:
+    """End what a dead supervisor's processes left running; a recycled pid has another start time."""
+    for name, started in state.processes.items():
+        ended = state.processes_ended.get(name)
+        if ended is not None and ended.pid == started.pid:
+            continue
+        try:
+            if process_start(started.pid) == started.pid_start:
+                os.killpg(started.pid, signal.SIGKILL)
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it is gone

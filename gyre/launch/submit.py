@@ -1,0 +1,88 @@
+"""Submission: from a recipe to a run folder that any launcher can start.
+
+Owns what is frozen at submission. Invariant: everything that can be wrong with a recipe, its model and its tasks is
+found here, before anything starts; a folder that exists is never taken over.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import gyre
+from gyre.errors import UserError
+from gyre.executions.tasks import load_tasks
+from gyre.launch.model import resolve_model
+from gyre.ledger.files import write_atomic
+from gyre.ledger.job import Job, write_job
+from gyre.ledger.journal import create_index
+from gyre.ledger.layout import RunFolder, runs_home
+from gyre.recipe.load import dump_toml, load_recipe
+from gyre.recipe.schema import Recipe
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a submission would start."""
+
+    recipe: Recipe
+    tasks: list[str]
+    eval_tasks: list[str]
+    workers: list[str]
+    cells: list[str]
+
+    @property
+    def processes(self) -> list[str]:
+        return ["scheduler", "processor", *self.workers, *self.cells]
+
+
+def plan(recipe_path: Path, overrides: list[str], local: bool = True) -> Plan:
+    """Read and check a recipe and its tasks. Raises UserError."""
+    recipe = load_recipe(recipe_path, overrides, local=local)
+    tasks = [task.name for task in load_tasks(Path(recipe.tasks.path))]
+    held_out = [task.name for task in load_tasks(Path(recipe.eval.path))] if recipe.eval.path else []
+    both = set(tasks) & set(held_out)
+    if both:
+        raise UserError(f"eval.path: task {sorted(both)[0]} is in tasks.path too; held-out tasks have names of their own")
+    workers = recipe.local.workers if local else recipe.slurm.cpu.nodes
+    return Plan(
+        recipe=recipe,
+        tasks=tasks,
+        eval_tasks=held_out,
+        workers=[f"worker-{index}" for index in range(workers)],
+        cells=[f"cell-{index}" for index in range(recipe.cells.count)],
+    )
+
+
+def create_run(
+    planned: Plan, launcher: str, now: float, say: Callable[[str], None], name: str = ""
+) -> RunFolder:
+    """Build the model if the recipe says so, and make the run folder with everything frozen in it."""
+    model = resolve_model(planned.recipe.model, planned.recipe.seed, say)
+    run = RunFolder(runs_home() / (name or _free_name(planned.recipe.name)))
+    run.create()
+    write_atomic(run.recipe, dump_toml(planned.recipe).encode())
+    job = Job(
+        launcher=launcher,
+        code=gyre.__version__,
+        created=now,
+        model=str(model),
+        workers=planned.workers,
+        cells=planned.cells,
+        tasks=planned.tasks,
+        eval_tasks=planned.eval_tasks,
+    )
+    for writer in job.writers():
+        create_index(run, writer)
+    write_job(run, job)
+    return run
+
+
+def _free_name(name: str) -> str:
+    """The recipe's name with the next free number: quickstart-001."""
+    home = runs_home()
+    pattern = re.compile(re.escape(name) + r"-(\d+)")
+    taken = [int(match[1]) for path in home.glob(f"{name}-*") if (match := pattern.fullmatch(path.name))]
+    return f"{name}-{max(taken, default=0) + 1:03d}"

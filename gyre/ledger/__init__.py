@@ -1,0 +1,1 @@
+"""The room `ledger`; see the file map in README."""

@@ -1,0 +1,124 @@
+"""Whole files of the run folder: written aside and renamed, read back as typed values.
+
+Owns atomic replacement and the one error for a file system that refuses a write.
+Invariant: a reader sees an old file or a new one, whole; what was acknowledged is on the disk.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from gyre.errors import UserError
+
+T = TypeVar("T")
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+REFUSED = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+
+
+class LedgerWriteError(UserError):
+    """The file system refused a write that the ledger needs. The process stops; `gyre resume` goes on."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code=1)
+
+
+def run_of(path: Path) -> Path:
+    """The run folder that `path` lies in: the nearest ancestor with a journal, else the file's own folder."""
+    for parent in path.absolute().parents:
+        if (parent / "journal").is_dir():
+            return parent
+    return path.absolute().parent
+
+
+def write_error(path: Path, error: OSError) -> LedgerWriteError:
+    """The one line for a write to `path` that failed with `error`."""
+    run = run_of(path)
+    if error.errno in FULL:
+        return LedgerWriteError(f"the file system of {run} is full: free space, then gyre resume {run.name}")
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return LedgerWriteError(f"cannot write {path} ({reason}): mend that, then gyre resume {run.name}")
+
+
+@contextmanager
+def ledger_writes(path: Path) -> Iterator[None]:
+    """Turns a full or read-only file system, met inside the block, into a LedgerWriteError; lets others pass."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL or error.errno in REFUSED:
+            raise write_error(path, error) from error
+        raise
+
+
+def fsync_folder(path: Path) -> None:
+    """Makes the names in a folder durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def written_aside(path: Path, mode: int = 0o600, parents: bool = False) -> Iterator[Path]:
+    """Yields an empty file in the folder of `path`; after the block it is fsynced and renamed to `path`.
+
+    With `parents`, an absent folder of `path` is made (0700, durable) first.
+
+    When the block fails, `path` is as before and the file aside is gone. A killed writer leaves a dot-file,
+    which no reader looks at. Raises LedgerWriteError when the file system refuses.
+    """
+    with ledger_writes(path):
+        if parents and not path.parent.is_dir():
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            fsync_folder(path.parent.parent)
+        fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".aside")
+        aside = Path(name)
+        try:
+            os.fchmod(fd, mode)
+            yield aside
+            os.fsync(fd)
+            os.rename(aside, path)
+            fsync_folder(path.parent)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                aside.unlink()
+            raise
+        finally:
+            os.close(fd)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Writes all of `data`, or raises OSError: a short write that does not continue is ENOSPC's way to begin."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Replaces `path` by `data`, durably. Raises LedgerWriteError when the file system is full or read-only."""
+    with written_aside(path, mode) as aside:
+        fd = os.open(aside, os.O_WRONLY)
+        try:
+            write_all(fd, data)
+        finally:
+            os.close(fd)
+
+
+def read_json(path: Path, type: type[T]) -> T:
+    """Decodes the JSON file `path` as `type`. Raises UserError that names the file when absent or malformed."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=type)
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist") from None
+    except msgspec.DecodeError as error:  # ValidationError is one of these
+        raise UserError(f"{path}: {error}", code=1) from error

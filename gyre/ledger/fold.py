@@ -1,0 +1,328 @@
+"""The fold: journal lines in, `RunState` out.
+
+Owns the meaning of every event. Invariant: the result is the same for every interleaving of the journals that keeps
+each writer's order. A line beyond its writer's cut never counts; when a cut arrives after such a line was folded,
+`LateCut` tells the reader to fold again from the start with the cuts known (`fold_all` does just that).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from gyre.ledger import events as ev
+from gyre.ledger.state import (
+    Attempt,
+    Burst,
+    CellIncarnation,
+    Contribution,
+    Execution,
+    Group,
+    Lineage,
+    RunState,
+    Step,
+    execution_names,
+)
+
+
+class Line(Protocol):
+    @property
+    def writer(self) -> str: ...
+    @property
+    def incarnation(self) -> int: ...
+    @property
+    def n(self) -> int: ...
+    @property
+    def t(self) -> float: ...
+    @property
+    def event(self) -> Any: ...
+
+
+class LateCut(Exception):
+    """Lines beyond a cut were folded before the cut was read: fold again with `cuts`."""
+
+
+def fold(state: RunState, line: Line) -> None:
+    """Fold one line into `state`. Lines at or below the last n folded of their incarnation are ignored (read twice)."""
+    writer, incarnation, n = line.writer, line.incarnation, line.n
+    cut = state.cuts.get(writer)
+    if cut is not None and n > cut.get(incarnation, n):
+        return
+    seen = state.seen.get(writer)
+    if seen is None:
+        seen = state.seen[writer] = {}
+    if n <= seen.get(incarnation, -1):
+        return
+    seen[incarnation] = n
+    if line.t:
+        state.t_first = min(state.t_first or line.t, line.t)
+        state.t_last = max(state.t_last, line.t)
+    handler = _HANDLERS.get(type(line.event))
+    if handler is not None:
+        handler(state, line)
+
+
+def fold_all(lines: Iterable[Line]) -> RunState:
+    """The state of a whole set of lines, in any order that keeps each incarnation's own order."""
+    kept = list(lines)
+    state = RunState()
+    while True:
+        try:
+            for line in kept:
+                fold(state, line)
+            return state
+        except LateCut:
+            state = RunState(cuts=state.cuts)
+
+
+def _accepted(state: RunState, line: Line) -> None:
+    event: ev.Accepted = line.event
+    cuts = state.cuts.setdefault(event.writer, {})
+    for incarnation, n in event.cut.items():
+        # two scheduler epochs may both have cut: what either refused never counts
+        cuts[incarnation] = min(n, cuts.get(incarnation, n))
+    state.accepted[event.writer] = max(event.incarnation, state.accepted.get(event.writer, 0))
+    seen = state.seen.get(event.writer, {})
+    if any(seen.get(incarnation, -1) > n for incarnation, n in cuts.items()):
+        raise LateCut(event.writer)
+
+
+def _opened(state: RunState, line: Line) -> None:
+    state.opened.setdefault(line.writer, {})[line.incarnation] = line.event
+
+
+def _step(state: RunState, step: int) -> Step:
+    found = state.steps.get(step)
+    if found is None:
+        found = state.steps[step] = Step()
+    return found
+
+
+def _execution(state: RunState, name: str) -> Execution:
+    found = state.executions.get(name)
+    if found is None:
+        found = state.executions[name] = Execution()
+    return found
+
+
+def _attempt(execution: Execution, number: int) -> Attempt:
+    found = execution.attempts.get(number)
+    if found is None:
+        found = execution.attempts[number] = Attempt()
+    return found
+
+
+def _burst_opened(state: RunState, line: Line) -> None:
+    event: ev.BurstOpened = line.event
+    state.bursts[event.burst] = Burst(
+        event.lineage, event.version, [plan.group for plan in event.groups], line.t
+    )
+    for plan in event.groups:
+        state.groups[plan.group] = Group(
+            plan, event.burst, event.lineage, event.version, order=len(state.groups)
+        )
+        for name in execution_names(plan):
+            execution = _execution(state, name)
+            execution.group, execution.task, execution.purpose = plan.group, plan.task, plan.purpose
+            if not execution.terminal():
+                state.open.add(name)
+
+
+def _dispatched(state: RunState, line: Line) -> None:
+    event: ev.Dispatched = line.event
+    for dispatch in event.executions:
+        attempt = _attempt(_execution(state, dispatch.execution), dispatch.attempt)
+        attempt.worker, attempt.incarnation = event.worker, event.incarnation
+
+
+def _started(state: RunState, line: Line) -> None:
+    attempt = _attempt(_execution(state, line.event.execution), line.event.attempt)
+    attempt.started, attempt.t_started = True, line.t
+
+
+def _finished(state: RunState, line: Line) -> None:
+    event: ev.Finished = line.event
+    execution = _execution(state, event.execution)
+    attempt = _attempt(execution, event.attempt)
+    attempt.finished, attempt.t_finished = event, line.t
+    if event.outcome != "retry":
+        state.open.discard(event.execution)
+
+
+def _excluded(state: RunState, line: Line) -> None:
+    _execution(state, line.event.execution).excluded = line.event.reason
+    state.open.discard(line.event.execution)
+
+
+def _routed(state: RunState, line: Line) -> None:
+    event: ev.Routed = line.event
+    state.routes.update(event.routes)
+    state.routed = max(state.routed, (line.incarnation, line.n))
+
+
+def _acknowledged(state: RunState, line: Line) -> None:
+    event: ev.RoutesAcknowledged = line.event
+    state.acknowledged.setdefault(line.writer, {})[line.incarnation] = (event.epoch, event.n)
+
+
+def _worker_ready(state: RunState, line: Line) -> None:
+    state.slots.setdefault(line.writer, {})[line.incarnation] = line.event.slots
+
+
+def _consumed(state: RunState, line: Line) -> None:
+    event: ev.Consumed = line.event
+    state.consumed[event.group] = event.step
+    _step(state, event.step).consumed.append(event)
+
+
+def _filled(state: RunState, line: Line) -> None:
+    _step(state, line.event.step).filled = True
+
+
+def _flushed(state: RunState, line: Line) -> None:
+    step = _step(state, line.event.step)
+    step.flushes.append(len(step.consumed))
+
+
+def _microstep_ready(state: RunState, line: Line) -> None:
+    _step(state, line.event.step).microsteps[line.event.microstep] = line.event
+
+
+def _packed(state: RunState, line: Line) -> None:
+    _step(state, line.event.step).packed = line.event
+
+
+def _granted(state: RunState, line: Line) -> None:
+    state.grants[line.event.grant] = line.event
+    _step(state, line.event.step).grants.append(line.event)
+
+
+def _role_ordered(state: RunState, line: Line) -> None:
+    state.roles[line.event.cell] = line.event
+    state.t_roles[line.event.cell] = line.t
+
+
+def _cell(state: RunState, line: Line) -> CellIncarnation:
+    incarnations = state.cells.setdefault(line.writer, {})
+    found = incarnations.get(line.incarnation)
+    if found is None:
+        found = incarnations[line.incarnation] = CellIncarnation(t=line.t)
+    return found
+
+
+def _cell_entered(state: RunState, line: Line) -> None:
+    cell = _cell(state, line)
+    cell.history.append((cell.state, line.event.seconds, line.t))
+    cell.state, cell.t = line.event.state, line.t
+    cell.training = (line.event.lineage, line.event.step) if line.event.state == "training" else (0, 0)
+
+
+def _engine_started(state: RunState, line: Line) -> None:
+    _cell(state, line).engines[line.event.engine] = line.event
+
+
+def _serving(state: RunState, line: Line) -> None:
+    _cell(state, line).serving = line.event
+
+
+def _serving_ended(state: RunState, line: Line) -> None:
+    _cell(state, line).serving = None
+
+
+def _pulled(state: RunState, line: Line) -> None:
+    _cell(state, line).pulled.append(line.event)
+
+
+def _done(state: RunState, line: Line) -> None:
+    event: ev.Done = line.event
+    _cell(state, line).done[event.grant] = event
+    lineage = state.lineages.get(event.lineage)
+    if lineage is not None and (lineage.cell, lineage.incarnation) == (line.writer, line.incarnation):
+        lineage.sequence.append(("done", event.grant))
+
+
+def _offered(state: RunState, line: Line) -> None:
+    event: ev.Offered = line.event
+    _cell(state, line).offers[event.number] = Contribution(
+        event.lineage, event.step, event.number, event.microsteps, event.manifest
+    )
+
+
+def _lineage_opened(state: RunState, line: Line) -> None:
+    state.lineages[line.event.lineage] = Lineage(line.writer, line.incarnation, line.event, line.t)
+
+
+def _merged(state: RunState, line: Line) -> None:
+    lineage = state.lineages[line.event.lineage]
+    lineage.sequence.append(("merged", len(lineage.merged)))
+    lineage.merged.append(line.event)
+
+
+def _refused(state: RunState, line: Line) -> None:
+    state.lineages[line.event.lineage].refused.append(line.event)
+
+
+def _fenced(state: RunState, line: Line) -> None:
+    state.lineages[line.event.lineage].fenced.append(line.event)
+
+
+def _committed(state: RunState, line: Line) -> None:
+    lineage = state.lineages[line.event.lineage]
+    lineage.committed[line.event.step] = line.event
+    lineage.t_committed[line.event.step] = line.t
+
+
+def _ended(state: RunState, line: Line) -> None:
+    state.ends[line.incarnation] = line.event
+
+
+def _cancel(state: RunState, line: Line) -> None:
+    state.cancel = 1 + line.event.now
+
+
+_HANDLERS: dict[type, Callable[[RunState, Any], None]] = {
+    ev.Accepted: _accepted,
+    ev.Opened: _opened,
+    ev.BurstOpened: _burst_opened,
+    ev.Dispatched: _dispatched,
+    ev.Started: _started,
+    ev.Finished: _finished,
+    ev.Excluded: _excluded,
+    ev.Routed: _routed,
+    ev.RoutesAcknowledged: _acknowledged,
+    ev.WorkerReady: _worker_ready,
+    ev.Consumed: _consumed,
+    ev.StepFilled: _filled,
+    ev.Flushed: _flushed,
+    ev.MicroStepReady: _microstep_ready,
+    ev.Packed: _packed,
+    ev.Granted: _granted,
+    ev.TrainOrdered: _role_ordered,
+    ev.ServeOrdered: _role_ordered,
+    ev.LineageOrdered: lambda state, line: setattr(state, "lineage_ordered", line.event),
+    ev.OfferOrdered: lambda state, line: state.offers_ordered.append(line.event),
+    ev.MergeOrdered: lambda state, line: state.merges_ordered.append(line.event),
+    ev.FenceOrdered: lambda state, line: state.fences_ordered.append(line.event),
+    ev.CommitOrdered: lambda state, line: state.commits_ordered.append(line.event),
+    ev.RestartOrdered: lambda state, line: state.restarts_ordered.append(line.event),
+    ev.TaskSetAside: lambda state, line: state.set_aside.__setitem__(line.event.task, line.event.reason),
+    ev.StopOrdered: lambda state, line: state.stops.__setitem__(line.incarnation, line.event.reason),
+    ev.RunEnded: _ended,
+    ev.CancelRequested: _cancel,
+    ev.ResumeRequested: lambda state, line: setattr(state, "cancel", 0),
+    ev.GaveUp: lambda state, line: state.gave_up.__setitem__(line.incarnation, line.event.reason),
+    ev.CellEntered: _cell_entered,
+    ev.EngineStarted: _engine_started,
+    ev.Serving: _serving,
+    ev.ServingEnded: _serving_ended,
+    ev.Pulled: _pulled,
+    ev.Done: _done,
+    ev.Offered: _offered,
+    ev.LineageOpened: _lineage_opened,
+    ev.Merged: _merged,
+    ev.Refused: _refused,
+    ev.Fenced: _fenced,
+    ev.Committed: _committed,
+    ev.ProcessStarted: lambda state, line: state.processes.__setitem__(line.event.name, line.event),
+    ev.ProcessEnded: lambda state, line: state.processes_ended.__setitem__(line.event.name, line.event),
+}

@@ -1,0 +1,61 @@
+"""job.toml: how a run was launched, and which processes are expected.
+
+Owns `Job`. Frozen at submission, but for what a resume adds (attempt, launcher). Invariant: every writer of the run is
+named here, so nobody ever lists a folder to find journals.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from gyre.errors import UserError
+from gyre.ledger.files import write_atomic
+from gyre.ledger.layout import RunFolder
+
+
+class Job(Struct, frozen=True, kw_only=True):
+    launcher: str
+    """local or slurm"""
+    code: str
+    """version of gyre that was submitted"""
+    created: float
+    """seconds since the epoch, for display"""
+    attempt: int = 1
+    """1, and one more with each resume or requeue; names the folder of logs"""
+    model: str
+    """Hugging Face folder that was resolved from the recipe"""
+    workers: list[str]
+    cells: list[str]
+    tasks: list[str]
+    eval_tasks: list[str]
+    job_ids: list[str] = []
+
+    def processes(self) -> list[str]:
+        return ["scheduler", "processor", *self.workers, *self.cells]
+
+    def writers(self) -> list[str]:
+        """Every journal of the run."""
+        return [*self.processes(), "supervisor", "control"]
+
+
+def write_job(run: RunFolder, job: Job) -> None:
+    write_atomic(run.job, _toml(job).encode())
+
+
+def read_job(run: RunFolder) -> Job:
+    """Raises UserError naming the file when it is absent or broken."""
+    try:
+        return msgspec.toml.decode(run.job.read_bytes(), type=Job)
+    except FileNotFoundError:
+        raise UserError(f"{run.job} does not exist: {run.path} is not a run folder") from None
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise UserError(f"{run.job}: {error}") from None
+
+
+def _toml(job: Job) -> str:
+    lines = []
+    for name, value in msgspec.to_builtins(job).items():
+        # TOML's strings, numbers and flat lists are written as JSON writes them
+        lines.append(f"{name} = {msgspec.json.encode(value).decode()}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,221 @@
+"""What the journals say: the folded state of a run, and questions asked of it.
+
+Owns `RunState`. `ledger/fold.py` is the only code that changes one.
+Invariant: every field is a fact of one owning writer (keyed by the writer's incarnation where two incarnations could
+claim the same fact), so folding lines of different writers commutes. What follows from facts of several writers is a
+function here, never a field. No clock: `t` fields are display times copied from the lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec import Struct, field
+
+from gyre.ledger import events as ev
+
+
+class Attempt(Struct):
+    worker: str = ""
+    incarnation: int = 0
+    """The worker incarnation that it was dispatched to; 0: not dispatched yet (as far as was read)."""
+    started: bool = False
+    t_started: float = 0.0
+    t_finished: float = 0.0
+    finished: ev.Finished | None = None
+
+
+class Execution(Struct):
+    group: str = ""
+    task: str = ""
+    purpose: ev.Purpose = "train"
+    attempts: dict[int, Attempt] = field(default_factory=dict)
+    excluded: str = ""
+
+    def outcome(self) -> ev.Finished | None:
+        """The graded or excluded attempt that ends the execution; None while it is open or was excluded unfinished."""
+        for attempt in self.attempts.values():
+            if attempt.finished is not None and attempt.finished.outcome != "retry":
+                return attempt.finished
+        return None
+
+    def terminal(self) -> bool:
+        return bool(self.excluded) or self.outcome() is not None
+
+
+class Group(Struct):
+    plan: ev.GroupPlan
+    burst: int
+    lineage: int
+    version: int
+    order: int
+    """Position of dispatch in the run, over all purposes."""
+
+
+class Burst(Struct):
+    lineage: int
+    version: int
+    groups: list[str]
+    t: float
+
+
+class Step(Struct):
+    """Scheduler: consumed, filled, flushes, grants. Processor: microsteps, packed."""
+
+    consumed: list[ev.Consumed] = field(default_factory=list)
+    filled: bool = False
+    flushes: list[int] = field(default_factory=list)
+    """For each flush, how many groups had been consumed into the step."""
+    microsteps: dict[str, ev.MicroStepReady] = field(default_factory=dict)
+    packed: ev.Packed | None = None
+    grants: list[ev.Granted] = field(default_factory=list)
+
+
+class Contribution(Struct):
+    lineage: int
+    step: int
+    number: int
+    microsteps: list[str]
+    manifest: str
+
+
+class CellIncarnation(Struct):
+    """What one incarnation of a cell's lead has said of itself."""
+
+    state: ev.CellState = "starting"
+    t: float = 0.0
+    training: tuple[int, int] = (0, 0)
+    """(lineage, step) whose gradients it sums, while in state training"""
+    history: list[tuple[str, float, float]] = field(default_factory=list)
+    """(state that ended, its seconds, display time of its end)"""
+    engines: dict[int, ev.EngineStarted] = field(default_factory=dict)
+    serving: ev.Serving | None = None
+    done: dict[int, ev.Done] = field(default_factory=dict)
+    offers: dict[int, Contribution] = field(default_factory=dict)
+    pulled: list[ev.Pulled] = field(default_factory=list)
+
+
+class Lineage(Struct):
+    cell: str
+    incarnation: int
+    opened: ev.LineageOpened
+    t: float = 0.0
+    merged: list[ev.Merged] = field(default_factory=list)
+    refused: list[ev.Refused] = field(default_factory=list)
+    fenced: list[ev.Fenced] = field(default_factory=list)
+    committed: dict[int, ev.Committed] = field(default_factory=dict)
+    t_committed: dict[int, float] = field(default_factory=dict)
+    sequence: list[tuple[str, int]] = field(default_factory=list)
+    """The core's order of additions: ("done", grant) and ("merged", index into `merged`). Replay adds in this order."""
+
+    def step(self) -> int:
+        """The newest committed step of this lineage."""
+        return max(self.committed, default=self.opened.step)
+
+
+class RunState(Struct):
+    seen: dict[str, dict[int, int]] = field(default_factory=dict)
+    """writer -> incarnation -> last n folded."""
+    cuts: dict[str, dict[int, int]] = field(default_factory=dict)
+    accepted: dict[str, int] = field(default_factory=dict)
+    opened: dict[str, dict[int, ev.Opened]] = field(default_factory=dict)
+    t_first: float = 0.0
+    t_last: float = 0.0
+
+    bursts: dict[int, Burst] = field(default_factory=dict)
+    groups: dict[str, Group] = field(default_factory=dict)
+    consumed: dict[str, int] = field(default_factory=dict)
+    """group -> step"""
+    executions: dict[str, Execution] = field(default_factory=dict)
+    open: set[str] = field(default_factory=set)
+    """planned executions without a terminal outcome: |open| is the waterlevel."""
+    routes: dict[str, str] = field(default_factory=dict)
+    routed: tuple[int, int] = (0, -1)
+    """(epoch, n) of the newest Routed line."""
+    steps: dict[int, Step] = field(default_factory=dict)
+    grants: dict[int, ev.Granted] = field(default_factory=dict)
+    roles: dict[str, ev.TrainOrdered | ev.ServeOrdered] = field(default_factory=dict)
+    """The newest role order of each cell."""
+    t_roles: dict[str, float] = field(default_factory=dict)
+    lineage_ordered: ev.LineageOrdered | None = None
+    offers_ordered: list[ev.OfferOrdered] = field(default_factory=list)
+    merges_ordered: list[ev.MergeOrdered] = field(default_factory=list)
+    fences_ordered: list[ev.FenceOrdered] = field(default_factory=list)
+    commits_ordered: list[ev.CommitOrdered] = field(default_factory=list)
+    restarts_ordered: list[ev.RestartOrdered] = field(default_factory=list)
+    set_aside: dict[str, str] = field(default_factory=dict)
+    stops: dict[int, str] = field(default_factory=dict)
+    """scheduler incarnation -> reason of its StopOrdered"""
+    ends: dict[int, ev.RunEnded] = field(default_factory=dict)
+    """scheduler incarnation -> how it ended the run"""
+    gave_up: dict[int, str] = field(default_factory=dict)
+    """supervisor incarnation -> why"""
+
+    cancel: int = 0
+    """0 no, 1 asked, 2 asked for now."""
+    slots: dict[str, dict[int, int]] = field(default_factory=dict)
+    acknowledged: dict[str, dict[int, tuple[int, int]]] = field(default_factory=dict)
+    cells: dict[str, dict[int, CellIncarnation]] = field(default_factory=dict)
+    lineages: dict[int, Lineage] = field(default_factory=dict)
+    processes: dict[str, ev.ProcessStarted] = field(default_factory=dict)
+    processes_ended: dict[str, ev.ProcessEnded] = field(default_factory=dict)
+
+    # ---- questions ----
+
+    @property
+    def waterlevel(self) -> int:
+        return len(self.open)
+
+    @property
+    def ended(self) -> ev.RunEnded | None:
+        """How the run ended, unless a later scheduler goes on with it."""
+        return self.ends.get(max(self.opened.get("scheduler", {}), default=0))
+
+    @property
+    def stopped(self) -> str | None:
+        """Why every process should end now, or None."""
+        return self.stops.get(max(self.opened.get("scheduler", {}), default=0))
+
+    @property
+    def failure(self) -> str | None:
+        """Why the newest supervisor gave the run up, or None."""
+        return self.gave_up.get(max(self.opened.get("supervisor", {}), default=0))
+
+    def incarnation(self, writer: str) -> int:
+        """The accepted incarnation of `writer`; 0 before the first was accepted."""
+        return self.accepted.get(writer, 0)
+
+    def cell(self, name: str) -> CellIncarnation | None:
+        """The accepted incarnation of a cell, or None."""
+        return self.cells.get(name, {}).get(self.incarnation(name))
+
+    def reign(self) -> Lineage | None:
+        """The lineage that reigns: the newest one opened."""
+        return self.lineages[max(self.lineages)] if self.lineages else None
+
+    def group_terminal(self, group: str) -> bool:
+        plan = self.groups[group].plan
+        return all(name not in self.open for name in execution_names(plan))
+
+    def graded(self, group: str) -> list[tuple[str, ev.Finished]]:
+        """(execution, outcome) of the graded executions of a group, in their order."""
+        found = []
+        for name in execution_names(self.groups[group].plan):
+            execution = self.executions[name]
+            outcome = execution.outcome()
+            if not execution.excluded and outcome is not None and outcome.outcome == "graded":
+                found.append((name, outcome))
+        return found
+
+    def history(self) -> dict[int, tuple[int, ev.Committed]]:
+        """step -> (lineage, commit) of the steps that stand: a new lineage voids what lies after its opening step."""
+        kept: dict[int, tuple[int, ev.Committed]] = {}
+        for number in sorted(self.lineages):
+            lineage = self.lineages[number]
+            kept = {step: entry for step, entry in kept.items() if step <= lineage.opened.step}
+            kept.update({step: (number, commit) for step, commit in lineage.committed.items()})
+        return dict(sorted(kept.items()))
+
+
+def execution_names(plan: ev.GroupPlan) -> Iterator[str]:
+    return (f"{plan.group}-{index:02d}" for index in range(plan.executions))

@@ -1,0 +1,1 @@
+"""The room `objective`: surrogates and log-probabilities; torch only."""

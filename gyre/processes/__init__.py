@@ -1,0 +1,1 @@
+"""The room `processes`; see the file map in README."""

@@ -1,0 +1,406 @@
+"""A cell's lead: it obeys the scheduler's orders and alone speaks for the cell.
+
+Owns the journal `cell-<i>`, the cell's engines and its trainer ranks. Invariants: orders are done one at a time, in
+their order; every change of state is journalled when it is true; the loss of a rank ends this incarnation, the loss of
+an engine only its service. From releasing on, a switch completes or the incarnation ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from gyre.engines.errors import EngineError
+from gyre.ledger import events as ev
+from gyre.ledger.layout import RunFolder
+from gyre.ledger.tail import Line
+from gyre.processes.base import Process, run_process
+from gyre.processes.children import ChildDied, RankChild
+from gyre.processes.engine_child import EngineChild
+from gyre.processes.leases import keep_manifests
+
+log = logging.getLogger("gyre")
+
+RETRY_SECONDS = 0.2
+EXIT_RESTART = 75
+
+ORDERS = (
+    ev.LineageOrdered,
+    ev.TrainOrdered,
+    ev.ServeOrdered,
+    ev.Granted,
+    ev.OfferOrdered,
+    ev.MergeOrdered,
+    ev.FenceOrdered,
+    ev.CommitOrdered,
+)
+
+
+class Cell(Process):
+    """gyre's cell agent."""
+
+    def __init__(self, run: RunFolder, name: str) -> None:
+        super().__init__(run, name)
+        logs, model = run.log_dir(self.job.attempt), Path(self.job.model)
+        self.engine = EngineChild(run, self.recipe, model, f"{name}-engine-0", logs / f"{name}-engine-0.log")
+        self.rank: RankChild | None = None
+        self.orders: deque[Any] = deque()
+        self.news = asyncio.Event()
+        self.current: ev.CellState = "starting"
+        self.since = time.monotonic()
+        self.lineage = 0
+        """the lineage whose core this incarnation is; 0: it is a satellite"""
+        self.fenced: set[tuple[str, int]] = set()
+        self.offers = 0
+        self.frozen = False
+        self.deferred: list[ev.Granted] = []
+        self.served: ev.ServeOrdered | None = None
+
+    # ---- speaking ----
+
+    def enter(self, state: ev.CellState, lineage: int = 0, step: int = 0, detail: str = "") -> None:
+        now = time.monotonic()
+        self.say(ev.CellEntered(state=state, seconds=now - self.since, lineage=lineage, step=step, detail=detail))
+        self.current, self.since = state, now
+
+    # ---- hearing ----
+
+    async def on_lines(self, lines: list[Line]) -> None:
+        for line in lines:
+            event = line.event
+            if line.writer == "scheduler" and getattr(event, "cell", None) == self.name:
+                if event.incarnation != self.incarnation:
+                    continue
+                if isinstance(event, ev.RestartOrdered):
+                    log.error("ordered to restart: %s", event.reason)
+                    raise SystemExit(EXIT_RESTART)
+                if isinstance(event, ORDERS):
+                    self.orders.append(event)
+            elif isinstance(event, ev.Merged | ev.Refused):
+                if (event.source, event.source_incarnation) == (self.name, self.incarnation):
+                    self.orders.append(event)
+        self.news.set()
+
+    def superseded(self) -> bool:
+        """Is there a newer role to take than the one being taken?"""
+        return any(isinstance(order, ev.TrainOrdered | ev.ServeOrdered) for order in self.orders)
+
+    # ---- life ----
+
+    async def work(self) -> None:
+        try:
+            await asyncio.gather(self.engine.start(), self._start_rank())
+            self._announce_engine()
+            self.enter("ready")
+            watch = asyncio.create_task(self._watch_engine())
+            try:
+                await self._obey()
+            finally:
+                watch.cancel()
+        except ChildDied as error:
+            log.error("%s", error)
+            self.enter("failed", detail=str(error))
+            raise SystemExit(EXIT_RESTART) from error
+
+    async def _start_rank(self) -> None:
+        arguments = ["--run", str(self.run.path), "--cell", self.name, "--incarnation", str(self.incarnation)]
+        name = f"{self.name}-rank-0"
+        self.rank = await RankChild.start(
+            name, [*arguments, "--model", self.job.model], self.run.log_dir(self.job.attempt) / f"{name}.log"
+        )
+        await self.rank.ready()
+
+    async def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
+        if self.rank is None:
+            raise ChildDied(f"{self.name} has no trainer rank")
+        return await self.rank.ask(op, **arguments)
+
+    def _announce_engine(self) -> None:
+        pid = self.engine.child.pid if self.engine.child is not None else 0
+        self.say(ev.EngineStarted(engine=0, url=self.engine.url, key_file=self.engine.key_file, pid=pid))
+
+    async def _watch_engine(self) -> None:
+        """An engine that ends while it should serve is started again and given its weights again."""
+        while True:
+            child = self.engine.child
+            if child is not None:
+                await child.wait()
+                if self.engine.child is child and self.current == "rollout" and self.served is not None:
+                    log.error("%s ended with status %s", child.name, child.process.returncode)
+                    self.orders.append(self.served)
+                    self.news.set()
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _watch_rank(self) -> None:
+        if self.rank is not None:
+            await self.rank.child.wait()
+            raise ChildDied(f"{self.rank.child.name} ended; see its log")
+
+    async def _obey(self) -> None:
+        await self.until_accepted()
+        dead = asyncio.create_task(self._watch_rank())
+        try:
+            while True:
+                while self.orders:
+                    await self._do(self.orders.popleft())
+                self.news.clear()
+                news = asyncio.create_task(self.news.wait())
+                await asyncio.wait({news, dead}, return_when=asyncio.FIRST_COMPLETED)
+                news.cancel()
+                if dead.done():
+                    dead.result()
+        finally:
+            dead.cancel()
+
+    async def _do(self, order: Any) -> None:
+        log.info("%s", order)
+        match order:
+            case ev.LineageOrdered():
+                await self._open_lineage(order)
+            case ev.TrainOrdered():
+                await self._train_role(order)
+            case ev.ServeOrdered():
+                await self._serve_role(order)
+            case ev.Granted():
+                await self._train(order)
+            case ev.OfferOrdered():
+                await self._offer(order)
+            case ev.Merged() | ev.Refused():
+                await self._answered(order)
+            case ev.MergeOrdered():
+                await self._merge(order)
+            case ev.FenceOrdered():
+                self._fence(order)
+            case ev.CommitOrdered():
+                await self._commit(order)
+
+    # ---- roles ----
+
+    async def _open_lineage(self, order: ev.LineageOrdered) -> None:
+        openings = [(number, found.opened.step) for number, found in self.state.lineages.items()]
+        opened = await self.ask("open_lineage", lineage=order.lineage, openings=openings)
+        for line in opened["skipped"]:
+            log.warning("checkpoint passed over: %s", line)
+        self.lineage = order.lineage
+        self.say(
+            ev.LineageOpened(
+                lineage=order.lineage,
+                step=opened["step"],
+                version=opened["version"],
+                weight_version=opened["weight_version"],
+                manifest=opened["manifest"],
+            )
+        )
+
+    async def _train_role(self, order: ev.TrainOrdered) -> None:
+        if self.current == "rollout" or self.engine_holds_memory:
+            await self._leave_rollout()
+        if self.lineage != order.lineage:
+            self.enter("joining")
+            if not await self._pull(order.manifest, order.lineage, order.step - 1):
+                return
+        self.frozen = False
+        self.enter("training", order.lineage, order.step)
+
+    @property
+    def engine_holds_memory(self) -> bool:
+        return self.engine.running and not self.engine.released
+
+    async def _leave_rollout(self) -> None:
+        self.enter("draining")
+        self.say(ev.ServingEnded())
+        self.served = None
+        try:
+            await self.engine.drain()
+            self.enter("releasing")
+            await self.engine.release()
+        except EngineError as error:
+            log.error("%s does not release its memory (%s): ending it", self.engine.name, error)
+            await self.engine.close()
+        await self.ask("onload")
+
+    async def _serve_role(self, order: ev.ServeOrdered) -> None:
+        if self.current == "training":
+            self.enter("leaving")
+            await self.ask("zero")
+        self.enter("resuming")
+        self.say(ev.ServingEnded())
+        self.frozen = False
+        if not await self._pull(order.manifest, order.lineage, order.step):
+            return
+        await self.ask("offload")
+        for _ in range(3):
+            try:
+                await self._push(order)
+                break
+            except EngineError as error:
+                log.error("weights did not reach %s: %s", self.engine.name, error)
+                await self.engine.close()
+        else:
+            raise ChildDied(f"{self.engine.name} does not take its weights")
+        self.served = order
+        self.say(ev.Serving(lineage=order.lineage, version=order.version, weight_version=order.weight_version))
+        self.enter("rollout")
+
+    async def _push(self, order: ev.ServeOrdered) -> None:
+        if not self.engine.running:
+            await self.engine.start()
+            self._announce_engine()
+        await self.engine.resume()
+        await self.ask(
+            "push",
+            manifest=order.manifest,
+            url=self.engine.url,
+            key_file=self.engine.key_file,
+            weight_version=order.weight_version,
+        )
+        if await self.engine.version() != order.weight_version:
+            raise EngineError(f"{self.engine.name} does not report {order.weight_version}")
+
+    async def _pull(self, manifest: str, lineage: int, step: int) -> bool:
+        """Pull, again and again while the publisher may come back; False when a newer role order has arrived."""
+        while True:
+            pulled = await self.ask("pull", manifest=manifest)
+            if "transfer_failed" not in pulled:
+                self.say(
+                    ev.Pulled(lineage=lineage, step=step, seconds=pulled["seconds"], nbytes=pulled["nbytes"])
+                )
+                return True
+            log.error("pull of %s failed: %s", manifest, pulled["transfer_failed"])
+            if self.superseded():
+                return False
+            await asyncio.sleep(RETRY_SECONDS)
+
+    # ---- gradients ----
+
+    async def _train(self, grant: ev.Granted) -> None:
+        if self.frozen:
+            self.deferred.append(grant)  # the core's answer is in another journal, and on its way
+            return
+        if self.current != "training":
+            raise ChildDied(f"grant {grant.grant} came in state {self.current}: the lead is out of step")
+        step = self.state.steps[grant.step]
+        began = time.monotonic()
+        announced = [{"microstep": name, "digest": step.microsteps[name].digest} for name in grant.microsteps]
+        answer = await self.ask("train", microsteps=announced)
+        self.say(
+            ev.Done(
+                grant=grant.grant,
+                lineage=grant.lineage,
+                step=grant.step,
+                microsteps=grant.microsteps,
+                seconds=time.monotonic() - began,
+                tokens=sum(s["tokens"] for s in answer["stats"]),
+                stats=summed(answer["stats"]),
+            )
+        )
+
+    async def _offer(self, order: ev.OfferOrdered) -> None:
+        self.offers += 1
+        self.frozen = True
+        frozen = await self.ask("freeze", lineage=order.lineage, step=order.step, number=self.offers)
+        self.say(
+            ev.Offered(
+                lineage=order.lineage,
+                step=order.step,
+                number=self.offers,
+                microsteps=frozen["microsteps"],
+                manifest=frozen["manifest"],
+            )
+        )
+
+    async def _answered(self, answer: ev.Merged | ev.Refused) -> None:
+        """The frozen buffer is free again. An answer that comes after the gradients were voided is late: ignore it."""
+        if not self.frozen or answer.number != self.offers:
+            return
+        await self.ask("zero")
+        await self.ask("retire", keep=[])
+        self.frozen = False
+        self.orders.extendleft(reversed(self.deferred))
+        self.deferred = []
+
+    async def _merge(self, order: ev.MergeOrdered) -> None:
+        about = {
+            "lineage": order.lineage,
+            "step": order.step,
+            "source": order.source,
+            "source_incarnation": order.source_incarnation,
+            "number": order.number,
+        }
+        reason = ""
+        if order.lineage != self.lineage:
+            reason = "the lineage is over"
+        elif (order.source, order.source_incarnation) in self.fenced:
+            reason = "fenced"
+        else:
+            answer = await self.ask("merge", manifest=order.manifest, microsteps=order.microsteps)
+            reason = answer.get("refused", "")
+        if reason:
+            self.say(ev.Refused(**about, reason=reason))
+        else:
+            self.say(ev.Merged(**about, microsteps=order.microsteps))
+
+    def _fence(self, order: ev.FenceOrdered) -> None:
+        self.fenced.add((order.source, order.source_incarnation))
+        self.say(
+            ev.Fenced(lineage=order.lineage, source=order.source, source_incarnation=order.source_incarnation)
+        )
+
+    async def _commit(self, order: ev.CommitOrdered) -> None:
+        began = time.monotonic()
+        made = await self.ask(
+            "commit",
+            lineage=order.lineage,
+            step=order.step,
+            version=order.version,
+            executions=order.executions,
+            microsteps=order.microsteps,
+            checkpoint=order.checkpoint,
+        )
+        self.say(
+            ev.Committed(
+                lineage=order.lineage,
+                step=order.step,
+                version=order.version,
+                weight_version=made["weight_version"],
+                manifest=made["manifest"],
+                checkpointed=order.checkpoint,
+                skipped=made["skipped"],
+                learning_rate=made["learning_rate"],
+                gradient_norm=made["gradient_norm"],
+                seconds=time.monotonic() - began,
+            )
+        )
+        boundary = order.step // self.recipe.schedule.steps_per_burst * self.recipe.schedule.steps_per_burst
+        await self.ask("retire", keep=keep_manifests(self.state, self.name, made["manifest"], boundary))
+
+    async def close(self) -> None:
+        await self.engine.close()
+        if self.rank is not None:
+            await self.rank.child.end()
+
+
+def summed(stats: list[dict[str, Any]]) -> dict[str, float]:
+    """Statistics of a bundle: sums, extremes where a name says so, and `<name>_total` = mean times its units."""
+    total: dict[str, float] = {}
+    for row in stats:
+        for name, value in row.items():
+            if name.endswith("_max"):
+                total[name] = max(total.get(name, value), value)
+            elif name.endswith("_min"):
+                total[name] = min(total.get(name, value), value)
+            elif name.endswith("_mean"):
+                units = row["units"] if name == "ratio_mean" else row["targets"]
+                name = name.replace("_mean", "_total")
+                total[name] = total.get(name, 0.0) + value * units
+            else:
+                total[name] = total.get(name, 0.0) + value
+    return total
+
+
+if __name__ == "__main__":
+    run_process(Cell)

@@ -1,0 +1,103 @@
+"""One engine of a cell, as its lead sees it: the process, its client, and the moves of a role switch.
+
+Owns the engine's process and keys. Invariants: memory is released only when nothing runs in the engine; a push of
+weights is whole or the engine serves nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import aiohttp
+
+from gyre.engines.client import EngineClient
+from gyre.engines.errors import EngineUnavailable
+from gyre.engines.launch import reference_launch
+from gyre.errors import UserError
+from gyre.ledger.layout import RunFolder
+from gyre.processes.children import Child, ChildDied
+from gyre.recipe.schema import Recipe
+
+TAGS = ["kv_cache", "weights"]
+START_POLL = 0.1
+
+
+class EngineChild:
+    """Start it with `start`; `url` and `key_file` are what proxies need to reach it."""
+
+    def __init__(self, run: RunFolder, recipe: Recipe, model: Path, name: str, log_file: Path) -> None:
+        self.run, self.recipe, self.model, self.name, self.log_file = run, recipe, model, name, log_file
+        self.child: Child | None = None
+        self.url = ""
+        self.released = False
+        self._session: aiohttp.ClientSession | None = None
+        self._client: EngineClient | None = None
+
+    @property
+    def key_file(self) -> str:
+        return self.name
+
+    @property
+    def running(self) -> bool:
+        return self.child is not None and self.child.running
+
+    @property
+    def client(self) -> EngineClient:
+        if self._client is None:
+            raise RuntimeError(f"{self.name} has not started")
+        return self._client
+
+    async def start(self) -> None:
+        """Launch and wait until it answers, within the recipe's start timeout. Raises ChildDied."""
+        await self.close()
+        if self.recipe.rollout.engine != "reference":
+            raise UserError("rollout.engine: this version of gyre launches the reference engine only; see issue 6")
+        launch = reference_launch(self.recipe, self.model, self.run.keys, self.name)
+        self.child = await Child.start(self.name, launch.argv, self.log_file, launch.env)
+        try:
+            port = await asyncio.wait_for(self._port(launch.port_file), self.recipe.rollout.start_timeout)
+        except asyncio.TimeoutError:
+            raise ChildDied(f"{self.name} did not answer in rollout.start_timeout; see {self.log_file}") from None
+        self.url = f"http://127.0.0.1:{port}"
+        keys = json.loads(launch.key_file.read_text())
+        self._session = aiohttp.ClientSession()
+        self._client = EngineClient(self.url, self._session, keys["api_key"], keys["admin_key"], None)
+        self.released = False
+
+    async def _port(self, port_file: Path) -> int:
+        while not port_file.exists():
+            if not self.running:
+                raise ChildDied(f"{self.name} ended before it answered; see {self.log_file}")
+            await asyncio.sleep(START_POLL)
+        return int(port_file.read_text())
+
+    async def drain(self) -> None:
+        """Cut the calls in flight; new ones wait in the engine, which their proxies leave."""
+        await self.client.pause("abort")
+        await self.client.wait_idle()
+
+    async def release(self) -> None:
+        """Give the memory back, and wait until it is measured free."""
+        await self.client.release_memory(TAGS)
+        self.released = True
+
+    async def resume(self) -> None:
+        if self.released:
+            await self.client.resume_memory(TAGS)
+            self.released = False
+
+    async def version(self) -> str:
+        """The weight version it reports; "" when it does not answer."""
+        try:
+            return await self.client.weight_version()
+        except EngineUnavailable:
+            return ""
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+        if self.child is not None:
+            await self.child.end()
+        self._session, self._client, self.child = None, None, None

@@ -1,0 +1,183 @@
+"""Replay: train again from the recorded shards, without rollout.
+
+Owns the order in which a replayed step adds its gradients: that of the journal. Invariant: with the run's own settings
+the micro-steps have the announced digests, and the weights after each step are bit-equal to those that the run
+published (same layout, same machine); with other settings it tells what would have been trained instead.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from gyre.errors import UserError
+from gyre.ledger.job import Job
+from gyre.ledger.layout import RunFolder
+from gyre.ledger.microstep_files import digest
+from gyre.ledger.microsteps import MicroStep
+from gyre.ledger.shards import TurnReader
+from gyre.ledger.state import CellIncarnation, RunState
+from gyre.ledger.turns import Turn
+from gyre.ledger.turns_merge import latest_rows
+from gyre.processes.processor import StepInHand
+from gyre.recipe.schema import Recipe
+from gyre.trajectory.settings import Settings
+
+
+class ReplayedStep(Struct, frozen=True, kw_only=True):
+    """`microsteps_equal`: every micro-step has the digest that the run announced. `weights_equal`: bit-equal to what the
+    run published; None when the run did not train this step from these micro-steps, or nothing was trained.
+    """
+
+    step: int
+    microsteps: int
+    microsteps_equal: bool
+    tokens_trained: int
+    tokens_trained_by_run: int
+    tokens_dropped: dict[str, int]
+    weights_equal: bool | None
+    gradient_norm: float
+
+
+def replay(
+    run: RunFolder,
+    recipe: Recipe,
+    job: Job,
+    state: RunState,
+    first: int = 1,
+    last: int = 0,
+    train: bool = True,
+) -> Iterator[ReplayedStep]:
+    """Replay steps `first` to `last` (0: all that were packed). Raises UserError when there is nothing to replay."""
+    packed = [step for step, found in sorted(state.steps.items()) if found.packed is not None]
+    wanted = [step for step in packed if step >= first and (not last or step <= last)]
+    if not wanted:
+        raise UserError(f"{run.name} has no packed steps in {first}:{last or ''}: there is nothing to replay")
+    turns_of = recorded_turns(run, job)
+    settings = Settings.from_recipe(recipe)
+    trainer = Replayer(run, recipe, job, state, wanted[0]) if train else None
+    for step in wanted:
+        made, record = StepInHand(settings, step, turns_of).advance(state)
+        if record is None:
+            return  # consumed in part when the run stopped
+        announced = [ready.digest for ready in state.steps[step].microsteps.values()]
+        equal = [digest(microstep) for microstep in made] == announced
+        norm, same = trainer.step(step, made, equal, record.executions) if trainer else (0.0, None)
+        ran = state.steps[step].packed
+        yield ReplayedStep(
+            step=step,
+            microsteps=len(made),
+            microsteps_equal=equal,
+            tokens_trained=record.trained,
+            tokens_trained_by_run=ran.tokens_trained if ran is not None else 0,
+            tokens_dropped=record.dropped,
+            weights_equal=same,
+            gradient_norm=norm,
+        )
+
+
+def recorded_turns(run: RunFolder, job: Job) -> Callable[[str], list[Turn]]:
+    """All recorded turns, by execution."""
+    turns: dict[str, list[Turn]] = defaultdict(list)
+    for worker in job.workers:
+        for turn in TurnReader(run, worker).read_all():
+            turns[turn.execution].append(turn)
+    return lambda execution: latest_rows(turns.get(execution, []))
+
+
+class Replayer:
+    """One trainer in this process that takes every cell's part, one after the other."""
+
+    def __init__(self, run: RunFolder, recipe: Recipe, job: Job, state: RunState, first: int) -> None:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        import torch
+
+        from gyre.training.layout import Layout
+        from gyre.training.settings import TrainSettings
+        from gyre.training.trainer import Trainer
+
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+        self.recipe, self.state = recipe, state
+        if recipe.train.tensor_parallel * recipe.train.pipeline_parallel * recipe.train.data_parallel > 1:
+            raise UserError("replay trains on one rank; the run's cells have more: give --no-train, see issue 4")
+        self.trainer = Trainer(Path(job.model), TrainSettings.of(recipe), Layout(), core=True)
+        self._load(run, first)
+
+    def _load(self, run: RunFolder, first: int) -> None:
+        """The weights before step `first`: the model folder, or the checkpoint of the step before."""
+        if first == 1:
+            self.trainer.load_hf()
+            return
+        path = run.checkpoint_path(first - 1)
+        if not path.exists():
+            raise UserError(f"no checkpoint of step {first - 1} is kept: replay from step 1")
+        self.trainer.load_checkpoint(path)
+
+    def step(self, step: int, made: list[MicroStep], equal: bool, executions: int) -> tuple[float, bool | None]:
+        """Train one step; (gradient norm, are the weights those of the run?)."""
+        from gyre.training.settings import learning_rate
+
+        by_name = dict(zip(self.state.steps[step].microsteps, made)) if equal else {}
+        lineage = lineage_of(self.state, step)
+        if equal and lineage:
+            parts = [self._part(names, by_name) for names in contributions(self.state, lineage, step)]
+            own = own_microsteps(self.state, lineage, step)
+        else:
+            parts, own, by_name = [], list(map(str, range(len(made)))), dict(zip(map(str, range(len(made))), made))
+        self.trainer.zero_gradients()
+        for name in own:
+            self._train(by_name[name])
+        for buffers in parts:
+            self.trainer.add_gradients(buffers)
+        train = self.recipe.train
+        rate = learning_rate(step - 1, train.learning_rate, train.warmup_steps)
+        stats = self.trainer.commit(executions, rate, targets=len(made))
+        published = self.state.history().get(step)
+        if not equal or published is None:
+            return stats.grad_norm, None
+        return stats.grad_norm, published[1].weight_version.endswith("-" + self._digest())
+
+    def _part(self, names: list[str], by_name: dict[str, MicroStep]) -> list[Any]:
+        """A satellite's contribution: summed from zero, in its own order."""
+        self.trainer.zero_gradients()
+        for name in names:
+            self._train(by_name[name])
+        return list(self.trainer.freeze().buffers)
+
+    def _train(self, microstep: MicroStep) -> None:
+        from gyre.training.batch import MicroStepBatch
+
+        self.trainer.train_microstep(MicroStepBatch.of(microstep))
+
+    def _digest(self) -> str:
+        """The digest part of a weight version, as a manifest of this one rank would have it."""
+        from gyre.transfer.manifest import RankBuffer, digest_of, whole_digest
+
+        rank = digest_of(self.trainer.weights_flat()[0])
+        return whole_digest([RankBuffer(0, "", 0, 0, rank, "", 0)])[:16]
+
+
+def lineage_of(state: RunState, step: int) -> int:
+    """The lineage whose merges made `step` stand; 0 when none did."""
+    if step in state.history():
+        return state.history()[step][0]
+    made = [number for number, found in state.lineages.items() if any(m.step == step for m in found.merged)]
+    return max(made, default=0)
+
+
+def own_microsteps(state: RunState, lineage: int, step: int) -> list[str]:
+    """The core's own micro-steps of a step, in the order in which it trained them."""
+    reign = state.lineages[lineage]
+    core = state.cells.get(reign.cell, {}).get(reign.incarnation, CellIncarnation())
+    grants = [number for kind, number in reign.sequence if kind == "done"]
+    return [m for number in grants if core.done[number].step == step for m in core.done[number].microsteps]
+
+
+def contributions(state: RunState, lineage: int, step: int) -> list[list[str]]:
+    """The merged contributions to a step, in the order in which the core added them."""
+    return [merged.microsteps for merged in state.lineages[lineage].merged if merged.step == step]

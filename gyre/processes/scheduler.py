@@ -1,0 +1,93 @@
+"""The scheduler: tail, fold, decide, append. The one decision maker of a run.
+
+Owns the journal `scheduler` and the snapshot. Invariant: each order is journalled before anybody can act on it, and
+folded before the next decision; everything it knows is in the ledger, so a new incarnation goes on where this one ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from gyre.ledger import events as ev
+from gyre.ledger.fold import fold
+from gyre.ledger.layout import RunFolder
+from gyre.ledger.liveness import LivenessWatch, read_counter
+from gyre.ledger.tail import Line
+from gyre.processes.base import POLL_SECONDS, Process, run_process
+from gyre.scheduling.decide import decide
+from gyre.scheduling.facts import World
+from gyre.scheduling.settings import settings_of
+
+SNAPSHOT_SECONDS = 30.0
+
+
+class Scheduler(Process):
+    """gyre's scheduler process."""
+
+    def __init__(self, run: RunFolder, name: str) -> None:
+        super().__init__(run, name)
+        self.settings = settings_of(
+            self.recipe, tuple(self.job.workers), tuple(self.job.tasks), tuple(self.job.eval_tasks)
+        )
+        self._others = LivenessWatch(time.monotonic, self.recipe.local.liveness)
+        self._since: dict[str, tuple[object, float]] = {}
+        self._saved = time.monotonic()
+
+    async def follow(self) -> None:
+        """Take the predecessor's place, then poll and decide until the run has ended."""
+        self.view.poll()
+        seen = self.state.seen.get(self.name, {})
+        self.order(
+            ev.Accepted(
+                writer=self.name,
+                incarnation=self.incarnation,
+                cut={i: n for i, n in seen.items() if i != self.incarnation},
+            )
+        )
+        while self.state.ended is None:
+            self.view.poll()
+            self.decide()
+            if time.monotonic() - self._saved > SNAPSHOT_SECONDS:
+                self.view.save()
+                self._saved = time.monotonic()
+            await asyncio.sleep(POLL_SECONDS)
+        self.view.poll()
+        self.view.save()
+
+    async def work(self) -> None:
+        """The work is `follow`; `main` ends with it."""
+        await asyncio.Event().wait()
+
+    def decide(self) -> None:
+        """Decide until there is nothing to say; liveness is looked at once, between two polls."""
+        world = World(self.state, self.settings, self._dead(), self._waiting())
+        while orders := decide(world):
+            for event in orders:
+                self.order(event)
+            world = World(self.state, self.settings, world.dead, world.waiting)
+
+    def order(self, event: ev.Event) -> None:
+        n = self.say(event)
+        fold(self.state, Line(self.name, self.incarnation, n, time.time(), event))
+
+    def _dead(self) -> frozenset[str]:
+        dead = set()
+        for name in self.job.processes():
+            self._others.observe(name, read_counter(self.run.alive_path(name)))
+            if name != self.name and self._others.dead(name):
+                dead.add(name)
+        return frozenset(dead)
+
+    def _waiting(self) -> dict[str, float]:
+        now = time.monotonic()
+        for cell in self.job.cells:
+            found = self.state.cell(cell)
+            moment = (self.state.roles.get(cell), found and (found.state, found.serving, found.training))
+            if cell not in self._since or self._since[cell][0] != moment:
+                self._since[cell] = (moment, now)
+        return {cell: now - since for cell, (_, since) in self._since.items()}
+
+
+if __name__ == "__main__":
+    run_process(Scheduler)

@@ -1,0 +1,317 @@
+"""A trainer rank: a program that does what its cell's lead says, one operation at a time.
+
+Owns one `Trainer`, the buffers it publishes and those it pulls. Requests are JSON lines on stdin, replies JSON lines on a
+descriptor of its own; rank 0 reads them and shares each with the other ranks of the cell. Invariants: an operation is
+whole or an error; a transfer that fails is an answer, everything else ends the rank and with it the cell's incarnation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import os
+import queue
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from gyre.engines.client import EngineClient
+from gyre.engines.push import push_weights
+from gyre.ledger.checkpoints import CheckpointMeta, newest_complete, prune
+from gyre.ledger.layout import RunFolder
+from gyre.ledger.microstep_files import read_microstep
+from gyre.recipe.load import load_recipe
+from gyre.training.batch import MicroStepBatch
+from gyre.training.layout import Layout
+from gyre.training.settings import TrainSettings, learning_rate
+from gyre.training.trainer import Trainer
+from gyre.transfer.engine import TransferSession
+from gyre.transfer.errors import DigestMismatch, TransferFailed
+from gyre.transfer.manifest import Manifest, RankBuffer, make_manifest, read_manifest, write_manifest
+from gyre.transfer.publish import BufferKey, Publisher, Puller
+
+BUCKET_BYTES = 256 << 20
+HOST = "127.0.0.1"
+
+
+class Rank:
+    """The operations of one rank; each takes and returns JSON values. `agree` gathers a value from all ranks."""
+
+    def __init__(self, run: RunFolder, cell: str, incarnation: int, model: Path, layout: Layout) -> None:
+        self.run, self.cell, self.incarnation = run, cell, incarnation
+        self.recipe = load_recipe(run.recipe, folders=False)
+        self.layout = layout
+        self.trainer = Trainer(model, TrainSettings.of(self.recipe), layout, core=False)
+        self.publisher = Publisher(TransferSession(HOST), layout.rank)
+        self.puller = Puller(lambda: TransferSession(HOST))
+        self.holds = ""
+        """file name of the manifest whose weights the model has; "" after a commit that is not published"""
+        self.weights: tuple[int, int] | None = None
+        """(lineage, version) of the model's weights, when they are ones that engines are given"""
+        self._micro: list[str] = []
+
+    def agree(self, value: Any) -> list[Any]:
+        if self.layout.world == 1:
+            return [value]
+        values: list[Any] = [None] * self.layout.world
+        dist.all_gather_object(values, value)
+        return values
+
+    # ---- weights ----
+
+    def open_lineage(self, lineage: int, openings: list[tuple[int, int]]) -> dict[str, Any]:
+        """Become the core: the newest complete checkpoint, or the model folder; publish what it holds.
+
+        `openings`: (lineage, step it opened from) of the lineages before. A checkpoint that a lineage made after the
+        step from which a later one opened is void: a core that did not know of its end may have written it.
+        """
+        self.trainer.promote()
+
+        def counts(meta: CheckpointMeta) -> bool:
+            return all(meta.lineage >= later or meta.step <= step for later, step in openings)
+
+        info, skipped = newest_complete(self.run.checkpoints, accept=counts)
+        if info is None:
+            self.trainer.load_hf()
+        else:
+            self.trainer.load_checkpoint(info.path)
+        self.trainer.zero_gradients()
+        self._micro = []
+        step, version = (info.meta.step, info.meta.version) if info is not None else (0, 0)
+        return {"step": step, "version": version, "skipped": skipped, **self.publish(lineage, step, version)}
+
+    def publish(self, lineage: int, step: int, version: int) -> dict[str, Any]:
+        """Freeze the weights in a host buffer that peers can pull, and write its manifest."""
+        key = BufferKey("weights", lineage, step)
+        buffer = self.publisher.publish(key, self.trainer.weights_flat())
+        manifest = self._manifest("weights", lineage, step, version, 0, buffer)
+        self._hold(manifest)
+        return {"manifest": manifest.file_name, "weight_version": manifest.version_name}
+
+    def _hold(self, manifest: Manifest) -> None:
+        self.holds = manifest.file_name
+        published = manifest.step == manifest.version * self.recipe.schedule.steps_per_burst
+        self.weights = (manifest.lineage, manifest.version) if published else None
+
+    def pull(self, manifest: str) -> dict[str, Any]:
+        """Take over the weights of a manifest: its own published buffer, or by a transfer. Gradients are zeroed."""
+        began = time.monotonic()
+        self.trainer.zero_gradients()
+        self._micro = []
+        if manifest == self.holds:
+            return {"nbytes": 0, "seconds": 0.0}
+        found = read_manifest(self.run.weights / manifest)
+        data = self._bytes(found)
+        self.trainer.set_weights_flat([torch.frombuffer(bytearray(data), dtype=self.trainer.dtype)])
+        self._hold(found)
+        return {"nbytes": len(data), "seconds": time.monotonic() - began}
+
+    def push(self, manifest: str, url: str, key_file: str, weight_version: str) -> dict[str, Any]:
+        """Give an engine the weights of `manifest`, which this rank's model must hold."""
+        if self.holds != manifest:
+            raise RuntimeError(f"asked to push {manifest} while holding {self.holds or 'unpublished weights'}")
+        tensors = self.trainer.hf_tensors()
+        if self.layout.rank == 0:
+            return {"checksum": asyncio.run(self._push(tensors, url, key_file, weight_version))}
+        for _ in tensors:  # the other ranks' part of the collective
+            pass
+        return {}
+
+    async def _push(self, tensors: Any, url: str, key_file: str, weight_version: str) -> str:
+        keys = json.loads((self.run.keys / key_file).read_text())
+        async with aiohttp.ClientSession() as session:
+            client = EngineClient(url, session, keys["api_key"], keys["admin_key"], None)
+            return await push_weights(client, tensors, weight_version, BUCKET_BYTES)
+
+    def _bytes(self, manifest: Manifest) -> memoryview | np.ndarray[Any, Any]:
+        """This rank's buffer of a manifest, verified."""
+        key = BufferKey(manifest.kind, manifest.lineage, manifest.step, manifest.number)
+        buffer = manifest.ranks[self.layout.rank]
+        if self.publisher.published().get(key) == buffer:
+            return self.publisher.array(key)
+        return self.puller.pull(buffer)
+
+    def _manifest(
+        self, kind: Any, lineage: int, step: int, version: int, number: int, buffer: RankBuffer
+    ) -> Manifest:
+        manifest = make_manifest(
+            kind,
+            lineage=lineage,
+            step=step,
+            version=version,
+            cell=self.cell,
+            incarnation=self.incarnation,
+            number=number,
+            ranks=self.agree(buffer),
+        )
+        if self.layout.rank == 0:
+            write_manifest(self.run.weights / manifest.file_name, manifest)
+        return manifest
+
+    def retire(self, keep: list[str]) -> dict[str, Any]:
+        """Free published buffers, but for those of the manifests in `keep`: current or leased."""
+        kept = [read_manifest(self.run.weights / name) for name in keep]
+        freed = self.publisher.retire(BufferKey(m.kind, m.lineage, m.step, m.number) for m in kept)
+        return {"freed": len(freed)}
+
+    # ---- gradients ----
+
+    def train(self, microsteps: list[dict[str, str]]) -> dict[str, Any]:
+        """Add the gradients of these micro-steps; each file is checked against the digest that was announced."""
+        stats: list[dict[str, Any]] = []
+        for announced in microsteps:
+            path = self.run.microsteps / f"{announced['microstep']}.arrow"
+            microstep, digest = read_microstep(path)
+            if digest != announced["digest"]:
+                raise RuntimeError(f"{path} is not what was announced: digest {digest}, not {announced['digest']}")
+            stats.append(dataclasses.asdict(self.trainer.train_microstep(MicroStepBatch.of(microstep, self.weights))))
+            self._micro.append(announced["microstep"])
+        return {"stats": stats}
+
+    def freeze(self, lineage: int, step: int, number: int) -> dict[str, Any]:
+        """Publish the gradients as contribution `number`; nothing is added until `zero`."""
+        frozen = self.trainer.freeze()
+        buffer = self.publisher.publish(BufferKey("gradients", lineage, step, number), frozen.buffers)
+        manifest = self._manifest("gradients", lineage, step, 0, number, buffer)
+        return {"manifest": manifest.file_name, "microsteps": list(self._micro)}
+
+    def zero(self) -> dict[str, Any]:
+        self.trainer.zero_gradients()
+        self._micro = []
+        return {}
+
+    def merge(self, manifest: str, microsteps: list[str]) -> dict[str, Any]:
+        """Add a contribution, on all ranks or on none."""
+        overlap = set(microsteps) & set(self._micro)
+        if overlap:
+            return {"refused": f"{sorted(overlap)[0]} is in the buffer already"}
+        found = read_manifest(self.run.weights / manifest)
+        try:
+            data, problem = bytes(self._bytes(found)), ""
+        except (TransferFailed, DigestMismatch) as error:
+            data, problem = b"", str(error)
+        problems = [text for text in self.agree(problem) if text]
+        if problems:
+            return {"refused": problems[0]}
+        self.trainer.add_gradients(self._buffers(data))
+        self._micro.extend(microsteps)
+        return {}
+
+    def _buffers(self, data: bytes) -> list[torch.Tensor]:
+        whole = torch.frombuffer(bytearray(data), dtype=torch.float32)
+        sizes = [buffer.numel() for buffer in self.trainer.gradients_flat()]
+        return list(whole.split(sizes))
+
+    def commit(
+        self,
+        lineage: int,
+        step: int,
+        version: int,
+        executions: int,
+        microsteps: list[str],
+        checkpoint: bool,
+    ) -> dict[str, Any]:
+        """The optimizer step, the checkpoint if due, and then the publication: what is published can be found again."""
+        if sorted(self._micro) != sorted(microsteps):
+            raise RuntimeError(f"step {step}: the buffer holds {len(self._micro)} micro-steps, not the packed ones")
+        train = self.recipe.train
+        rate = learning_rate(step - 1, train.learning_rate, train.warmup_steps)
+        stats = self.trainer.commit(executions, rate, targets=len(microsteps))
+        self._micro = []
+        self.holds = ""
+        if checkpoint:
+            meta = CheckpointMeta(lineage, step, version, tuple(microsteps))
+            self.trainer.save_checkpoint(self.run.checkpoints, meta, f"{self.cell}.{self.incarnation}")
+            if self.layout.rank == 0:
+                prune(self.run.checkpoints, train.keep_checkpoints, lineage)
+        published = self.publish(lineage, step, version)
+        return {
+            **published,
+            "gradient_norm": stats.grad_norm,
+            "skipped": bool(stats.skipped),
+            "learning_rate": rate,
+        }
+
+    # ---- memory ----
+
+    def offload(self) -> dict[str, Any]:
+        return {"nbytes": self.trainer.offload()}
+
+    def onload(self) -> dict[str, Any]:
+        return {"nbytes": self.trainer.onload()}
+
+
+OPERATIONS = frozenset(
+    "open_lineage publish pull push retire train freeze zero merge commit offload onload".split()
+)
+
+
+def serve(rank: Rank, requests: queue.Queue[str], replies: Any) -> None:
+    """Do requests for ever. A failed transfer is answered; any other error ends the process."""
+    while True:
+        line = [requests.get() if rank.layout.rank == 0 else ""]
+        if rank.layout.world > 1:
+            dist.broadcast_object_list(line, src=0)
+        request = json.loads(line[0])
+        name = request.pop("op")
+        if name not in OPERATIONS:
+            raise ValueError(f"no operation {name!r}")
+        try:
+            reply = getattr(rank, name)(**request)
+        except (TransferFailed, DigestMismatch) as error:
+            reply = {"transfer_failed": str(error)}
+        if rank.layout.rank == 0:
+            replies.write(json.dumps(reply) + "\n")
+            replies.flush()
+
+
+def read_requests(requests: queue.Queue[str]) -> None:
+    """Feed the queue; at end of file the lead is gone, and nothing that this rank still does could count."""
+    for line in sys.stdin:
+        requests.put(line)
+    os._exit(3)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="one trainer rank of a cell")
+    parser.add_argument("--run", required=True)
+    parser.add_argument("--cell", required=True)
+    parser.add_argument("--incarnation", type=int, required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--world", type=int, default=1)
+    parser.add_argument("--rendezvous", default="")
+    parser.add_argument("--reply-fd", type=int, required=True)
+    options = parser.parse_args()
+    requests: queue.Queue[str] = queue.Queue()
+    threading.Thread(target=read_requests, args=(requests,), daemon=True).start()
+    torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", "1"))))
+    run = RunFolder(Path(options.run))
+    train = load_recipe(run.recipe, folders=False).train
+    layout = Layout(
+        rank=options.rank,
+        world=options.world,
+        tensor=train.tensor_parallel,
+        pipeline=train.pipeline_parallel,
+        data=train.data_parallel,
+        rendezvous=options.rendezvous,
+        local_rank=options.rank,
+    )
+    rank = Rank(run, options.cell, options.incarnation, Path(options.model), layout)
+    with os.fdopen(options.reply_fd, "w") as replies:
+        replies.write("{}\n")  # ready
+        replies.flush()
+        serve(rank, requests, replies)
+
+
+if __name__ == "__main__":
+    main()

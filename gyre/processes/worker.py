@@ -1,0 +1,265 @@
+"""A worker: runs executions on its node, with its own proxy and its own trajectory shards.
+
+Owns the journal `worker-<i>` and the shards of that name. Invariants: an execution's turns are on the disk before its
+end is journalled; a harness reaches the proxy with its own key through its own socket only; routes are acknowledged
+after calls go by them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+import shutil
+import socket
+import time
+from pathlib import Path
+
+import aiohttp
+
+from gyre.engines.client import EngineClient
+from gyre.executions.execution import (
+    CallReport,
+    ExecutionRequest,
+    ExecutionResult,
+    Timeouts,
+    run_execution,
+)
+from gyre.executions.harnesses import Harness, find_harness
+from gyre.executions.limits import Limits as SandboxLimits
+from gyre.executions.sandbox import Sandbox, make_sandbox
+from gyre.executions.tasks import Task, load_tasks
+from gyre.ledger import events as ev
+from gyre.ledger.layout import RunFolder
+from gyre.ledger.shards import TurnWriter
+from gyre.ledger.tail import Line
+from gyre.processes.base import Process, run_process
+from gyre.proxy.capture import Capture, Limits
+from gyre.proxy.generate import Generator
+from gyre.proxy.roles import rules_for
+from gyre.proxy.routes import Route, Routes
+from gyre.proxy.server import Proxy, ProxyExecution
+from gyre.proxy.template import load as load_renderer
+
+log = logging.getLogger("gyre")
+
+MODEL_NAME = "gyre"
+MEGABYTE = 1 << 20
+KEY_BYTES = 24
+
+
+class Worker(Process):
+    """gyre's worker process."""
+
+    def __init__(self, run: RunFolder, name: str) -> None:
+        super().__init__(run, name)
+        recipe = self.recipe
+        self.harness: Harness = find_harness(recipe.harness.name)
+        self.tasks: dict[str, Task] = {task.name: task for task in load_tasks(Path(recipe.tasks.path))}
+        if recipe.eval.path:
+            self.tasks.update({task.name: task for task in load_tasks(Path(recipe.eval.path))})
+        self.rules = rules_for(recipe.harness.name)
+        self.renderer = load_renderer(Path(self.job.model), recipe.model.template, secrets.token_hex(8))
+        self.turns = TurnWriter(run, name, self.incarnation)
+        self.routes = Routes()
+        self.root = run.workspaces / name
+        self.sandbox: Sandbox | None = None
+        self.proxy: Proxy | None = None
+        self._clients: dict[tuple[str, str], EngineClient] = {}
+        self._session: aiohttp.ClientSession | None = None
+        self._waiting: asyncio.Queue[ev.Dispatch] = asyncio.Queue()
+        self._keys: dict[str, str] = {}
+
+    # ---- the ledger ----
+
+    async def on_lines(self, lines: list[Line]) -> None:
+        routed: Line | None = None
+        for line in lines:
+            event = line.event
+            if isinstance(event, ev.Dispatched):
+                if (event.worker, event.incarnation) == (self.name, self.incarnation):
+                    for dispatch in event.executions:
+                        self._waiting.put_nowait(dispatch)
+            elif isinstance(event, ev.Routed):
+                routed = line
+        self._sync_routes()
+        if routed is not None and self.accepted:
+            self.say(ev.RoutesAcknowledged(epoch=routed.incarnation, n=routed.n))
+
+    def _sync_routes(self) -> None:
+        """Bring the proxy's routes to what the ledger says."""
+        for cell in self.job.cells:
+            self.routes.set_serving(cell, self._route_of(cell))
+        for execution in self.state.open:
+            self.routes.set(execution, self.state.routes.get(execution, ""))
+
+    def _route_of(self, cell: str) -> Route | None:
+        found = self.state.cell(cell)
+        if found is None or found.serving is None or not found.engines:
+            return None
+        engine = found.engines[min(found.engines)]
+        return Route(
+            url=engine.url,
+            key=self._key(engine.key_file, engine.pid),
+            weight_version=found.serving.weight_version,
+            cell=cell,
+            epoch=self.state.incarnation(cell),
+        )
+
+    def _key(self, key_file: str, pid: int) -> str:
+        """The engine's key; a new engine process has new keys."""
+        known = f"{key_file}/{pid}"
+        if known not in self._keys:
+            self._keys[known] = json.loads((self.run.keys / key_file).read_text())["api_key"]
+        return self._keys[known]
+
+    # ---- work ----
+
+    async def work(self) -> None:
+        shutil.rmtree(self.root, ignore_errors=True)
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.harness.check(self.recipe.harness.version)
+        self.sandbox = await make_sandbox(self.recipe.sandbox.kind, self.root)
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as self._session:
+            self.proxy = self._make_proxy()
+            await self.until_accepted()
+            self._sync_routes()
+            self.say(ev.WorkerReady(slots=self.recipe.sandbox.per_node))
+            self.say(ev.RoutesAcknowledged(epoch=self.state.routed[0], n=self.state.routed[1]))
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    dispatch = await self._waiting.get()
+                    group.create_task(self._run(dispatch), name=dispatch.execution)
+
+    def _make_proxy(self) -> Proxy:
+        generator = Generator(
+            self.routes,
+            self._client,
+            temperature=self.recipe.rollout.temperature,
+            stop_ids=self.renderer.stop_ids,
+            decode=self.renderer.decode,
+            token_hex=secrets.token_hex,
+            now=time.time,
+        )
+        return Proxy(
+            model=MODEL_NAME,
+            renderer=self.renderer,
+            generator=generator,
+            sink=self.turns,
+            temperature=self.recipe.rollout.temperature,
+            token_hex=secrets.token_hex,
+            now=time.time,
+        )
+
+    def _client(self, route: Route) -> EngineClient:
+        known = self._clients.get((route.url, route.key))
+        if known is None:
+            if self._session is None:
+                raise RuntimeError("the worker has not started")
+            known = EngineClient(route.url, self._session, route.key, None, None)
+            self._clients[route.url, route.key] = known
+        return known
+
+    async def _run(self, dispatch: ev.Dispatch) -> None:
+        """One attempt, from `started` to `finished`."""
+        if self.proxy is None or self.sandbox is None:
+            raise RuntimeError("the worker has not started")
+        self.say(ev.Started(execution=dispatch.execution, attempt=dispatch.attempt), durable=False)
+        key = secrets.token_urlsafe(KEY_BYTES)
+        capture = self.proxy.register(
+            ProxyExecution(
+                execution=dispatch.execution,
+                attempt=dispatch.attempt,
+                key=key,
+                limits=Limits(
+                    context=self.recipe.rollout.context, max_tokens=self.recipe.harness.max_tokens
+                ),
+                rules=self.rules,
+            )
+        )
+        began = time.monotonic()
+        result = await self._execute(dispatch, key, capture, self.sandbox)
+        await self.proxy.unregister(key)
+        self.routes.forget(dispatch.execution)
+        self.turns.sync()
+        self.say(finished(dispatch, result, capture, time.monotonic() - began))
+
+    async def _execute(
+        self, dispatch: ev.Dispatch, key: str, capture: Capture, sandbox: Sandbox
+    ) -> ExecutionResult:
+        recipe, proxy = self.recipe, self.proxy
+        sockets: list[socket.socket] = []
+
+        async def listen(listener: socket.socket) -> None:
+            if proxy is not None:
+                await proxy.add_listener(listener, key)
+                sockets.append(listener)
+
+        request = ExecutionRequest(
+            name=f"{dispatch.execution}.{dispatch.attempt}",
+            task=self.tasks[dispatch.task],
+            key=key,
+            model=MODEL_NAME,
+            timeouts=Timeouts(
+                harness=recipe.tasks.harness_timeout,
+                grader=recipe.tasks.grader_timeout,
+                execution=recipe.tasks.execution_timeout,
+            ),
+            limits=SandboxLimits(
+                memory=recipe.sandbox.memory_mb * MEGABYTE,
+                processes=recipe.sandbox.processes,
+                disk=recipe.sandbox.disk_mb * MEGABYTE,
+                open_files=recipe.sandbox.open_files,
+            ),
+            max_turns=recipe.harness.max_turns,
+            max_tokens=recipe.harness.max_tokens,
+            environment=recipe.harness.environment,
+            grader_attempts=recipe.tasks.grader_attempts,
+            keep=recipe.sandbox.keep_workspaces,
+        )
+        try:
+            return await run_execution(
+                request,
+                self.harness,
+                sandbox,
+                self.root,
+                listen,
+                lambda: CallReport(
+                    model_calls=capture.stats.calls,
+                    server_error=capture.stats.server_errors > 0,
+                ),
+            )
+        finally:
+            if proxy is not None:
+                for listener in sockets:
+                    await proxy.remove_listener(listener)
+
+    async def close(self) -> None:
+        if self.proxy is not None:
+            await self.proxy.close()
+        self.turns.close()
+
+
+def finished(dispatch: ev.Dispatch, result: ExecutionResult, capture: Capture, seconds: float) -> ev.Finished:
+    """The terminal line of an attempt."""
+    return ev.Finished(
+        execution=dispatch.execution,
+        attempt=dispatch.attempt,
+        outcome=result.outcome,
+        reason=result.reason + (f": {result.detail}" if result.detail else ""),
+        reward=result.reward,
+        timed_out=result.exit.timed_out,
+        turns=capture.stats.turns,
+        tokens_sampled=capture.stats.tokens_sampled,
+        seconds=seconds,
+        phases={
+            "prepare": result.seconds.prepare,
+            "run": result.seconds.run,
+            "grade": result.seconds.grade,
+        },
+    )
+
+
+if __name__ == "__main__":
+    run_process(Worker)

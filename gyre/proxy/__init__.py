@@ -1,0 +1,1 @@
+"""The room `proxy`; see the file map in README."""

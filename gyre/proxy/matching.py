@@ -1,0 +1,142 @@
+"""Where a request continues what is known: pure, from conversation and known turns to (parent, keep,
+context).
+
+Invariant: the prompt is exactly the first `keep` tokens of the parent's sequence, then `context`; a turn that
+we sampled is represented by its recorded tokens, never by its echo; an edit that the harness is not known to
+make forks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from gyre.proxy.conversation import Conversation, Key, Message, extend, extend_said, opening_key, visible
+from gyre.proxy.template import Renderer
+from gyre.proxy.tree import CallTree
+
+Normal = Callable[[Message], Message]
+"""Undoes the edits that a harness is known to make to what we sampled; applied to the recorded and to the
+echoed message.
+"""
+
+
+class Known(Protocol):
+    """What matching asks about the turns so far."""
+
+    def by_call(self, call_id: str) -> int | None:
+        """The turn that issued a tool-call id."""
+
+    def by_place(self, key: Key, said: bytes) -> int | None:
+        """The newest turn sampled at a place in the chain with this visible content."""
+
+    def place(self, turn: int) -> Key:
+        """The place at which a turn was sampled."""
+
+    def said(self, turn: int) -> bytes:
+        """Its visible content (`visible` of the normalised message)."""
+
+
+class Turns:
+    """The sampled turns of one execution, by the ids that they issued and by place."""
+
+    def __init__(self) -> None:
+        self._calls: dict[str, int] = {}
+        self._places: dict[tuple[Key, bytes], int] = {}
+        self._of_turn: dict[int, tuple[Key, bytes]] = {}
+
+    def add(self, turn: int, key: Key, reply: Message, normal: Normal) -> None:
+        """Know `reply` as what `turn` said at `key`."""
+        said = visible(normal(reply))
+        self._of_turn[turn] = (key, said)
+        self._places[key, said] = turn
+        for issued in (*(call.id for call in reply.calls), reply.issued):
+            if issued:
+                self._calls[issued] = turn
+
+    def by_call(self, call_id: str) -> int | None:
+        return self._calls.get(call_id)
+
+    def by_place(self, key: Key, said: bytes) -> int | None:
+        return self._places.get((key, said))
+
+    def place(self, turn: int) -> Key:
+        return self._of_turn[turn][0]
+
+    def said(self, turn: int) -> bytes:
+        return self._of_turn[turn][1]
+
+
+class Match(msgspec.Struct, frozen=True, kw_only=True):
+    """`parent` (-1: none) said message `tail - 1`; `sampled`: message index -> turn, after the parent; `key`:
+    the end's place.
+    """
+
+    parent: int
+    tail: int
+    sampled: dict[int, int]
+    key: Key
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to send and what to store: `prompt` is keep tokens of parent's sequence, then `context`."""
+
+    parent: int
+    keep: int
+    context: list[int]
+    prompt: list[int]
+    key: Key
+
+
+def match(conversation: Conversation, thread: str, known: Known, normal: Normal) -> Match:
+    """Walk the chain. The parent is the last sampled turn up to which everything is known, in order."""
+    key = opening_key(thread, conversation)
+    parent, tail = -1, 0
+    sampled: dict[int, int] = {}
+    for index, message in enumerate(conversation.messages):
+        if message.role != "assistant":
+            key = extend(key, message)
+            continue
+        said = visible(normal(message))
+        turn = recognise(key, message, said, known)
+        if turn is not None and known.place(turn) == key:
+            # Same place: the history before it is what this turn was sampled after.
+            parent, tail, sampled = turn, index + 1, {}
+        elif turn is not None:
+            sampled[index] = turn
+        key = extend_said(key, said)
+    return Match(parent=parent, tail=tail, sampled=sampled, key=key)
+
+
+def recognise(key: Key, message: Message, said: bytes, known: Known) -> int | None:
+    """The turn that said `message`: by the ids that we issued, else by what is visible at this
+    place.
+
+    An id with other content than what was said is an edit: not recognised.
+    """
+    issued = (*(call.id for call in message.calls), message.issued)
+    turns = {known.by_call(name) for name in issued if name}
+    if turns and turns != {None}:
+        turn = turns.pop()
+        return turn if turn is not None and not turns and known.said(turn) == said else None
+    return known.by_place(key, said)
+
+
+def plan(conversation: Conversation, found: Match, tree: CallTree, renderer: Renderer) -> Plan:
+    """Tokens for a matched request. Raises RenderError. With a parent, only the tail is rendered and
+    compared.
+    """
+    outputs = {index: tree[turn].output for index, turn in found.sampled.items()}
+    if found.parent < 0:
+        base = tree.sequence(-1)
+        new = renderer.root(conversation, outputs)
+    else:
+        base = tree.sequence(found.parent)
+        outputs = {index - found.tail: output for index, output in outputs.items()}
+        new = renderer.tail(conversation.messages[found.tail :], outputs, base[-1])
+    parent, keep = tree.branch(new, found.parent, len(base))
+    prompt = base.tolist()
+    prompt += new
+    return Plan(parent=parent, keep=keep, context=new[keep - len(base) :], prompt=prompt, key=found.key)

@@ -1,0 +1,1 @@
+"""The room `recipe`; see the file map in README."""

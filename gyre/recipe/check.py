@@ -1,0 +1,192 @@
+"""Impossible recipes: refused before anything is submitted, with the key and the reason.
+
+Owns the rules. Each gives (key, reason) for what it refuses. Invariant: `check_recipe` is pure; only `check_folders`
+looks at the disk.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from gyre.recipe.keys import Key
+from gyre.recipe.schema import Recipe
+from gyre.recipe.units import format_seconds
+
+Problem = tuple[Key, str]
+
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+
+def check_recipe(recipe: Recipe, local: bool | None = None) -> Problem | None:
+    """The first thing that makes the recipe impossible, or None. `local` as in `load_recipe`."""
+    for problem in (
+        *_names(recipe),
+        *_times(recipe),
+        *_room(recipe, local),
+        *_tokens(recipe),
+        *_cells(recipe),
+        *_training_layout(recipe),
+        *_rollout_layout(recipe),
+    ):
+        return problem
+    return None
+
+
+def workers(recipe: Recipe, local: bool | None) -> int:
+    """How many workers run executions: [local] workers on one machine, else one a CPU node; the more for None."""
+    if local is None:
+        return max(recipe.local.workers, recipe.slurm.cpu.nodes)
+    return recipe.local.workers if local else recipe.slurm.cpu.nodes
+
+
+def burst_executions(recipe: Recipe) -> int:
+    """What is outstanding at most: (phi + mu) * B groups of N executions."""
+    schedule, group = recipe.schedule, recipe.group
+    return (schedule.lead_steps + schedule.steps_per_burst) * group.groups_per_step * group.executions
+
+
+def serving_cells(recipe: Recipe) -> int:
+    """Cells that can serve rollouts at a burst's opening."""
+    reserved = recipe.schedule.training_cells if recipe.schedule.mode == "async" else 0
+    return recipe.cells.count - reserved
+
+
+def _names(recipe: Recipe) -> Iterator[Problem]:
+    if not _RUN_NAME.fullmatch(recipe.name):
+        yield ("name",), f"{recipe.name!r} becomes a folder's name: use letters, digits, - and _"
+    if bool(recipe.model.path) == bool(recipe.model.build):
+        yield ("model", "path"), "set either model.path (a folder) or model.build (a script that makes it)"
+    if not recipe.tasks.path:
+        yield ("tasks", "path"), "name a folder of tasks"
+
+
+def _times(recipe: Recipe) -> Iterator[Problem]:
+    tasks = recipe.tasks
+    grading = tasks.grader_timeout * tasks.grader_attempts
+    if tasks.execution_timeout < tasks.harness_timeout + grading:
+        yield (
+            ("tasks", "execution_timeout"),
+            f"{format_seconds(tasks.execution_timeout)} is shorter than harness_timeout"
+            f" {format_seconds(tasks.harness_timeout)} plus {tasks.grader_attempts} x grader_timeout"
+            f" {format_seconds(tasks.grader_timeout)}: it must be"
+            f" {format_seconds(tasks.harness_timeout + grading)} or more",
+        )
+
+
+def _room(recipe: Recipe, local: bool | None) -> Iterator[Problem]:
+    needed = burst_executions(recipe)
+    reason = (
+        f"a burst dispatches up to (lead_steps {recipe.schedule.lead_steps} + steps_per_burst"
+        f" {recipe.schedule.steps_per_burst}) x groups_per_step {recipe.group.groups_per_step} x executions"
+        f" {recipe.group.executions} = {needed} executions"
+    )
+    count = workers(recipe, local)
+    if count == 0:
+        yield ("slurm", "cpu", "nodes"), "0 nodes, so no worker runs executions: set it, or gyre submit --local"
+    if (slots := recipe.sandbox.per_node * count) < needed:
+        yield (
+            ("sandbox", "per_node"),
+            f"{count} workers x {recipe.sandbox.per_node} = {slots} slots, but {reason}",
+        )
+    cells = serving_cells(recipe)
+    if cells > 0 and (room := cells * recipe.rollout.executions_per_cell) < needed:
+        yield (
+            ("rollout", "executions_per_cell"),
+            f"{cells} serving cells x {recipe.rollout.executions_per_cell} = room for {room}, but {reason}",
+        )
+
+
+def _tokens(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.rollout.context > recipe.train.tokens_per_microstep:
+        yield (
+            ("rollout", "context"),
+            f"{recipe.rollout.context} tokens do not fit into a micro-step: raise train.tokens_per_microstep"
+            f" ({recipe.train.tokens_per_microstep}) or lower this",
+        )
+    if recipe.group.min_graded > recipe.group.executions:
+        yield (
+            ("group", "min_graded"),
+            f"more than group.executions ({recipe.group.executions}): every group is void",
+        )
+    if min(recipe.objective.clip) <= 0:
+        yield ("objective", "clip"), f"both widths must be above 0, got {list(recipe.objective.clip)}"
+
+
+def _cells(recipe: Recipe) -> Iterator[Problem]:
+    schedule = recipe.schedule
+    if schedule.mode == "async" and schedule.training_cells >= recipe.cells.count:
+        yield (
+            ("schedule", "training_cells"),
+            f"{schedule.training_cells} of {recipe.cells.count} cells train always, so none serves: use fewer",
+        )
+
+
+def _training_layout(recipe: Recipe) -> Iterator[Problem]:
+    train, cells = recipe.train, recipe.cells
+    factors = (
+        ("tensor_parallel", train.tensor_parallel),
+        ("pipeline_parallel", train.pipeline_parallel),
+        ("context_parallel", train.context_parallel),
+        ("data_parallel", train.data_parallel),
+    )
+    ranks = 1
+    for _, factor in factors:
+        ranks *= factor
+    product = " x ".join(f"{name} {factor}" for name, factor in factors)
+    if train.context_parallel > 1:
+        yield ("train", "context_parallel"), "this version of gyre trains with context_parallel = 1 only"
+    gpus = cells.nodes_per_cell * cells.gpus_per_node
+    if gpus and ranks != gpus:
+        yield (
+            ("train", "tensor_parallel"),
+            f"{product} = {ranks} ranks, but a cell has {cells.nodes_per_cell} nodes x {cells.gpus_per_node} GPUs"
+            f" = {gpus}",
+        )
+    if not gpus and ranks % cells.nodes_per_cell:
+        yield (
+            ("cells", "nodes_per_cell"),
+            f"{ranks} ranks ({product}) do not divide over {cells.nodes_per_cell} nodes",
+        )
+    stage = ranks // train.pipeline_parallel
+    if stage % train.expert_parallel:
+        yield (
+            ("train", "expert_parallel"),
+            f"{train.expert_parallel} does not divide the {stage} ranks of a pipeline stage",
+        )
+
+
+def _rollout_layout(recipe: Recipe) -> Iterator[Problem]:
+    key: Key = ("rollout", "tensor_parallel")
+    tensor, cells = recipe.rollout.tensor_parallel, recipe.cells
+    if recipe.rollout.engine == "reference" and tensor > 1:
+        yield key, "the reference engine runs on one device: use 1"
+    if cells.gpus_per_node == 0:
+        if tensor > 1:
+            yield key, "a cell without GPUs (cells.gpus_per_node = 0) serves with tensor_parallel = 1"
+        return
+    gpus = cells.nodes_per_cell * cells.gpus_per_node
+    if gpus % tensor:
+        yield key, f"{tensor} does not divide a cell's {gpus} GPUs"
+    elif cells.gpus_per_node % tensor and tensor % cells.gpus_per_node:
+        yield key, f"an engine of {tensor} GPUs covers part of a node of {cells.gpus_per_node}: use a divisor"
+
+
+def check_folders(recipe: Recipe) -> Problem | None:
+    """The first file or folder of the recipe that is not there, or None."""
+    wanted = (
+        (("model", "path"), recipe.model.path, "folder"),
+        (("model", "build"), recipe.model.build, "file"),
+        (("tasks", "path"), recipe.tasks.path, "folder"),
+        (("eval", "path"), recipe.eval.path, "folder"),
+        (("rollout", "python"), recipe.rollout.python, "file"),
+    )
+    for key, name, kind in wanted:
+        if not name:
+            continue
+        path = Path(name)
+        if not (path.is_dir() if kind == "folder" else path.is_file()):
+            state = f"is not a {kind}" if path.exists() else "does not exist"
+            return key, f"{name} {state} (relative paths start at the recipe's folder)"
+    return None

@@ -1,0 +1,189 @@
+"""The recipe: everything a user can set, with the vetted setting as its default.
+
+Owns the names and types of the keys. Durations are seconds once loaded (`recipe/units.py` reads "2h", "90s").
+Invariant: a recipe that loads is complete and possible; `recipe/check.py` refuses impossible combinations.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct, field
+
+Positive = Annotated[int, Meta(ge=1)]
+Natural = Annotated[int, Meta(ge=0)]
+Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
+Seconds = float
+"""A duration. In TOML: a number of seconds or a string such as "90s", "10m", "2h"."""
+
+
+class Model(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    path: str = ""
+    """Hugging Face folder. Empty when `build` makes the model at first use."""
+    build: str = ""
+    """Script (relative to the recipe) that builds the model into the user's cache folder."""
+    build_arguments: list[str] = field(default_factory=list)
+    template: Literal["qwen3"] = "qwen3"
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+
+
+class Tasks(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    path: str
+    harness_timeout: Seconds = 7200.0
+    execution_timeout: Seconds = 14400.0
+    grader_timeout: Seconds = 600.0
+    grader_attempts: Positive = 2
+    attempts: Positive = 3
+    """How often an execution is dispatched before it is excluded."""
+
+
+class Harness(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    name: str = "shell"
+    version: str = ""
+    max_turns: Positive = 200
+    max_tokens: Positive = 32768
+    """Most tokens sampled in one call."""
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+class Sandbox(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    kind: Literal["bubblewrap", "apptainer", "enroot", "process"] = "bubblewrap"
+    per_node: Positive = 64
+    """Executions that one worker runs at a time."""
+    network: Literal["proxy", "none", "host"] = "proxy"
+    memory_mb: Positive = 4096
+    disk_mb: Positive = 4096
+    processes: Positive = 512
+    open_files: Positive = 4096
+    keep_workspaces: Literal["none", "failed", "all"] = "none"
+
+
+class Rollout(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    engine: Literal["sglang", "reference"] = "sglang"
+    python: str = ""
+    """Interpreter of the engine's own virtual environment (sglang)."""
+    arguments: list[str] = field(default_factory=list)
+    tensor_parallel: Positive = 1
+    context: Positive = 131072
+    executions_per_cell: Positive = 96
+    """C_e: executions that a serving cell carries."""
+    temperature: Annotated[float, Meta(gt=0.0)] = 1.0
+    start_timeout: Seconds = 900.0
+
+
+class Group(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    executions: Annotated[int, Meta(ge=2)] = 16
+    """N"""
+    groups_per_step: Positive = 16
+    """B"""
+    min_graded: Annotated[int, Meta(ge=2)] = 2
+
+
+class Schedule(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    mode: Literal["elastic", "colocate", "async"] = "elastic"
+    steps_per_burst: Positive = 1
+    """mu"""
+    lead_steps: Natural = 0
+    """phi: with 0 and mu = 1 the run is on-policy."""
+    max_overtake: Natural = 64
+    training_cells: Positive = 1
+    """async only: how many cells train."""
+    phase_timeout: Seconds = 600.0
+    cell_restarts: Natural = 20
+
+
+class Trajectory(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    max_paths: Positive = 5
+    min_targets: Natural = 1
+    selection: Literal["default", "paper"] = "default"
+    packing: Literal["paths", "tree"] = "paths"
+    record: list[Literal["wire", "routing"]] = field(default_factory=list)
+
+
+class Objective(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    name: Literal["gspo", "grpo", "cispo", "tis"] = "gspo"
+    clip: tuple[float, float] = (3e-4, 4e-4)
+    advantage: Literal["mean", "mean_std", "leave_one_out"] = "mean_std"
+    std_floor: Annotated[float, Meta(gt=0.0)] = 1e-4
+
+
+class Train(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    steps: Positive
+    learning_rate: Annotated[float, Meta(gt=0.0)] = 1e-6
+    warmup_steps: Natural = 0
+    weight_decay: Annotated[float, Meta(ge=0.0)] = 0.0
+    adam_betas: tuple[float, float] = (0.9, 0.95)
+    adam_eps: float = 1e-8
+    gradient_clip: Annotated[float, Meta(gt=0.0)] = 1.0
+    tensor_parallel: Positive = 1
+    pipeline_parallel: Positive = 1
+    expert_parallel: Positive = 1
+    context_parallel: Positive = 1
+    data_parallel: Positive = 1
+    tokens_per_microstep: Positive = 131072
+    microsteps_per_grant: Positive = 1
+    checkpoint_every: Positive = 1
+    keep_checkpoints: Annotated[int, Meta(ge=2)] = 2
+
+
+class Eval(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    path: str = ""
+    every: Positive = 8
+    """Bursts between evaluations; one also after the last step."""
+    samples: Positive = 1
+
+
+class Cells(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    count: Positive = 2
+    nodes_per_cell: Positive = 1
+    gpus_per_node: Natural = 8
+
+
+class SlurmComponent(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    partition: str = ""
+    nodes: Natural = 0
+    time: str = ""
+    constraint: str = ""
+    gres: str = ""
+    mem: str = ""
+    extra: list[str] = field(default_factory=list)
+
+
+class Slurm(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    account: str = ""
+    qos: str = ""
+    reservation: str = ""
+    gpu: SlurmComponent = field(default_factory=SlurmComponent)
+    cpu: SlurmComponent = field(default_factory=SlurmComponent)
+    requeue: bool = True
+    signal_before_end: Seconds = 600.0
+    prologue: list[str] = field(default_factory=list)
+
+
+class Local(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Only for `gyre submit --local`."""
+
+    workers: Positive = 1
+    restarts: Natural = 20
+    """Restarts of one process before the run fails."""
+    liveness: Seconds = 30.0
+    """A process whose counter stands still for this long is taken for dead."""
+
+
+class Recipe(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    name: str
+    seed: int = 1
+    model: Model
+    tasks: Tasks
+    harness: Harness = field(default_factory=Harness)
+    sandbox: Sandbox = field(default_factory=Sandbox)
+    rollout: Rollout = field(default_factory=Rollout)
+    group: Group = field(default_factory=Group)
+    schedule: Schedule = field(default_factory=Schedule)
+    trajectory: Trajectory = field(default_factory=Trajectory)
+    objective: Objective = field(default_factory=Objective)
+    train: Train
+    eval: Eval = field(default_factory=Eval)
+    cells: Cells = field(default_factory=Cells)
+    slurm: Slurm = field(default_factory=Slurm)
+    local: Local = field(default_factory=Local)

@@ -1,0 +1,1 @@
+"""The room `scheduling`; see the file map in README."""

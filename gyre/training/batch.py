@@ -1,0 +1,135 @@
+"""A micro-step as tensors on this rank's device.
+
+Owns the step from the ledger's arrays to what the model takes. Invariant: a batch that is built is
+consistent: rows and samples are in range, segments are contiguous, padding is at the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gyre.training.attention import Packing
+
+if TYPE_CHECKING:
+    from gyre.ledger.microsteps import MicroStep
+
+Int32 = npt.NDArray[np.int32]
+Float32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class MicroStepBatch:
+    """T packed tokens, M targets, S samples: what the trainer reads of a micro-step.
+
+    tokens, positions, segments: int32 (T,); segments number the paths 0, 1, ...; -1 is padding, at the end
+    only. target_rows, target_tokens, samples: int32 (M,): the row whose hidden state predicts the target, the
+    target, its sample. behaviour_logprobs: float32 (M,), as recorded at the sample's temperature.
+    advantages, weights, temperatures: float32 (S,); weight = L_j / sum L within the execution, zero for
+    padding.
+    """
+
+    tokens: Int32
+    positions: Int32
+    segments: Int32
+    target_rows: Int32
+    target_tokens: Int32
+    behaviour_logprobs: Float32
+    samples: Int32
+    advantages: Float32
+    weights: Float32
+    temperatures: Float32
+    comparable: npt.NDArray[np.bool_] | None = None
+    """(M,): targets that the present weights sampled, the only ones for which trainer and engine should
+    agree. None: all of them."""
+
+    @classmethod
+    def of(cls, microstep: MicroStep, weights: tuple[int, int] | None = None) -> MicroStepBatch:
+        """The trained part of a micro-step file; provenance stays in the ledger. `weights`: (lineage,
+        version) that the trainer holds, when it is a published one."""
+        comparable = np.zeros(microstep.targets, dtype=bool)
+        if weights is not None:
+            lineage, version = weights
+            comparable = (microstep.target_lineages == lineage) & (microstep.target_versions == version)
+        return cls(
+            tokens=microstep.tokens,
+            positions=microstep.positions,
+            segments=microstep.segments,
+            target_rows=microstep.target_rows,
+            target_tokens=microstep.target_tokens,
+            behaviour_logprobs=microstep.behaviour_logprobs,
+            samples=microstep.target_samples,
+            advantages=microstep.advantages,
+            weights=microstep.weights,
+            temperatures=microstep.temperatures,
+            comparable=comparable,
+        )
+
+    def check(self, vocab: int) -> None:
+        """ValueError when an index is out of range: a damaged or foreign micro-step must not train
+        anything."""
+        rows, count = len(self.tokens), len(self.advantages)
+        ranges = {
+            "tokens": (self.tokens, vocab),
+            "target_tokens": (self.target_tokens, vocab),
+            "target_rows": (self.target_rows, rows),
+            "samples": (self.samples, count),
+        }
+        for name, (values, limit) in ranges.items():
+            if len(values) and not (int(values.min()) >= 0 and int(values.max()) < limit):
+                raise ValueError(f"micro-step: {name} must lie in [0, {limit})")
+        if len(self.target_rows) and (self.segments[self.target_rows] < 0).any():
+            raise ValueError("micro-step: a target's row is padding")
+        if len(self.temperatures) and float(self.temperatures.min()) <= 0.0:
+            raise ValueError("micro-step: temperatures must be positive")
+
+    def packing(self) -> Packing:
+        """Lengths of the segments' runs of rows. ValueError unless contiguous with padding at the end."""
+        edges = np.flatnonzero(np.diff(self.segments)) + 1
+        bounds = [0, *edges.tolist(), len(self.segments)]
+        runs = [(int(self.segments[a]), b - a) for a, b in pairwise(bounds) if b > a]
+        if runs and runs[-1][0] < 0:
+            runs.pop()
+        names = [name for name, _ in runs]
+        if any(name < 0 for name in names) or len(set(names)) != len(names):
+            raise ValueError("micro-step: segments must be contiguous, with padding at the end only")
+        return Packing(lengths=tuple(length for _, length in runs))
+
+
+@dataclass(frozen=True)
+class DeviceBatch:
+    """The same on a device: indices int64, floats fp32."""
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    target_rows: torch.Tensor
+    target_tokens: torch.Tensor
+    behaviour_logprobs: torch.Tensor
+    samples: torch.Tensor
+    advantages: torch.Tensor
+    weights: torch.Tensor
+    temperatures: torch.Tensor
+
+
+def to_device(batch: MicroStepBatch, device: torch.device) -> DeviceBatch:
+    """Copy what the model takes; the arrays may be read-only memory maps."""
+
+    def move(values: np.ndarray, dtype: type[np.generic]) -> torch.Tensor:
+        return torch.from_numpy(np.array(values, dtype=dtype)).to(device)
+
+    return DeviceBatch(
+        tokens=move(batch.tokens, np.int64),
+        positions=move(batch.positions, np.int64),
+        target_rows=move(batch.target_rows, np.int64),
+        target_tokens=move(batch.target_tokens, np.int64),
+        behaviour_logprobs=move(batch.behaviour_logprobs, np.float32),
+        samples=move(batch.samples, np.int64),
+        advantages=move(batch.advantages, np.float32),
+        weights=move(batch.weights, np.float32),
+        temperatures=move(batch.temperatures, np.float32),
+    )

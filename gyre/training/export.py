@@ -1,0 +1,43 @@
+"""From a checkpoint to a Hugging Face folder, without process groups or Megatron.
+
+Owns nothing: it reads global arrays and writes tensors. Invariant: the exported tensors are the checkpoint's
+parameters, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from gyre.errors import UserError
+from gyre.ledger.checkpoints import CheckpointReader, verify
+from gyre.training.architecture import Architecture, read_architecture
+from gyre.training.convert import to_hf
+from gyre.training.names import checkpoint_key, mapping, megatron_names
+from gyre.training.weights import write_hf
+
+
+def export_checkpoint(checkpoint: Path, model_folder: Path, out: Path) -> None:
+    """Write a folder that transformers loads. `model_folder` gives config and tokenizer. UserError for a
+    checkpoint that is not whole."""
+    problems = verify(checkpoint)
+    if problems:
+        raise UserError(problems[0], code=1)
+    write_hf(_tensors(CheckpointReader(checkpoint), read_architecture(model_folder)), model_folder, out)
+
+
+def _tensors(reader: CheckpointReader, architecture: Architecture) -> Iterator[tuple[str, torch.Tensor]]:
+    for name in megatron_names(architecture):
+        entry = mapping(name)
+        key, layer = checkpoint_key(name)
+        region = (slice(layer, layer + 1),) if layer is not None else ()
+        data = reader.read(key, region)
+        data = data[0] if layer is not None else data
+        if reader.dtype(key) == "bfloat16":
+            tensor = torch.from_numpy(data.view(np.uint16)).view(torch.bfloat16)
+        else:
+            tensor = torch.from_numpy(data)
+        yield from zip(entry.hf, to_hf(entry, [tensor], architecture), strict=True)

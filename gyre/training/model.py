@@ -1,0 +1,141 @@
+"""The policy: a Megatron GPT model built from an `Architecture`, with packed segments and a separate output
+layer.
+
+Owns Megatron's configuration. Invariant: `forward` gives hidden states only; logits exist for the rows that
+are asked for and never for the whole sequence.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from gyre.training import shims
+from gyre.training.architecture import Architecture
+from gyre.training.attention import Packing, PositionRotary, SegmentAttention
+from gyre.training.layout import Layout
+from gyre.training.names import mapping
+
+with shims.quiet():
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.models.gpt.gpt_model import GPTModel
+    from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
+    from megatron.core.transformer.spec_utils import ModuleSpec
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class PolicyModel(GPTModel):  # type: ignore[misc]
+    """GPTModel that takes positions and a packing, and leaves the output layer to its caller."""
+
+    def __init__(self, architecture: Architecture, layout: Layout, dtype: torch.dtype) -> None:
+        super().__init__(
+            config=transformer_config(architecture, layout, dtype),
+            transformer_layer_spec=layer_spec(architecture),
+            vocab_size=architecture.padded_vocab(layout.tensor),
+            max_sequence_length=architecture.max_positions,
+            parallel_output=True,
+            share_embeddings_and_output_weights=architecture.tied,
+            position_embedding_type="rope",
+        )
+        self.rotary_pos_emb = PositionRotary(architecture.head_dim, architecture.rope_theta)
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        packing: Packing | None = None,
+        attention_mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """tokens, positions: int64 (T,) -> hidden states after the last norm, (T, hidden).
+
+        Either `packing`, or a bool `attention_mask` (1, 1, T, T), True where masked (for trees), or plain
+        causal.
+        """
+        embedded = self.embedding(input_ids=tokens[None], position_ids=positions[None])
+        hidden = self.decoder(
+            hidden_states=embedded,
+            attention_mask=attention_mask,
+            rotary_pos_emb=self.rotary_pos_emb(positions),
+            packed_seq_params=packing,
+        )
+        return hidden[:, 0]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: (M, hidden) -> this tensor-parallel rank's columns, (M, padded vocab / tensor parallel)."""
+        weight = (
+            self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
+        )
+        columns, _ = self.output_layer(hidden[:, None], weight=weight)
+        return columns[:, 0]
+
+
+def build_model(
+    architecture: Architecture, layout: Layout, dtype: torch.dtype, device: torch.device
+) -> PolicyModel:
+    """The model of this rank, its weights not yet meaningful (`weights.load_hf` or a checkpoint fills
+    them)."""
+    with shims.quiet():
+        model = PolicyModel(architecture, layout, dtype).to(device=device, dtype=dtype)
+    for name, parameter in model.named_parameters():
+        kind = mapping(name).kind
+        if kind != "replicated" and not hasattr(parameter, "tensor_model_parallel"):
+            # Megatron sets this while it initialises weights, which we skip; the gradient norm depends on it.
+            set_tensor_model_parallel_attributes(parameter, True, 1 if kind == "columns" else 0, 1)
+    model.train()
+    return model
+
+
+def with_gradient_buffers(model: PolicyModel) -> DistributedDataParallel:
+    """Wrap in Megatron's DDP for its flat fp32 `grad_data`: no scaling, no overlap, plain sums."""
+    config = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        overlap_grad_reduce=False,
+        use_distributed_optimizer=False,
+        average_in_collective=False,
+    )
+    return DistributedDataParallel(config=model.config, ddp_config=config, module=model)
+
+
+def layer_spec(architecture: Architecture) -> ModuleSpec:
+    """Megatron's local layer with our core attention."""
+    spec = get_gpt_layer_local_spec(qk_layernorm=architecture.qk_norm, normalization="RMSNorm")
+    spec.submodules.self_attention.submodules.core_attention = SegmentAttention
+    return spec
+
+
+def transformer_config(architecture: Architecture, layout: Layout, dtype: torch.dtype) -> TransformerConfig:
+    """Megatron's configuration; every fusion that needs CUDA or a compiler is off, on CPU and GPU alike."""
+    return TransformerConfig(
+        num_layers=architecture.layers,
+        hidden_size=architecture.hidden,
+        ffn_hidden_size=architecture.ffn,
+        num_attention_heads=architecture.heads,
+        num_query_groups=architecture.kv_heads,
+        kv_channels=architecture.head_dim,
+        layernorm_epsilon=architecture.norm_eps,
+        qk_layernorm=architecture.qk_norm,
+        tensor_model_parallel_size=layout.tensor,
+        pipeline_model_parallel_size=layout.pipeline,
+        normalization="RMSNorm",
+        activation_func=F.silu,
+        gated_linear_unit=True,
+        add_bias_linear=False,
+        add_qkv_bias=False,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        calculate_per_token_loss=True,  # DDP then sums over data-parallel ranks and does not divide
+        use_cpu_initialization=True,
+        perform_initialization=False,
+        bf16=dtype is torch.bfloat16,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        gradient_accumulation_fusion=False,
+        apply_rope_fusion=False,
+        persist_layer_norm=False,
+    )

@@ -1,0 +1,73 @@
+"""What megatron-core needs in order to run on a machine without CUDA, and nothing else.
+
+Owns every monkeypatch of the training room. Invariant: where CUDA exists, nothing here changes anything, so
+that CPU and GPU share one code path (facts/megatron.md, section 2).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+
+def install() -> None:
+    """Make `torch.cuda.current_device()` name the CPU, process-wide. Does nothing with CUDA; may be called
+    again."""
+    if torch.cuda.is_available():
+        return
+    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment, return-value]
+    torch.cuda.synchronize = lambda *args, **kwargs: None
+    torch.cuda.current_stream = lambda *args, **kwargs: _NoStream()  # type: ignore[assignment, return-value]
+
+
+def cuda_names_on_cpu() -> contextlib.AbstractContextManager[Any]:
+    """A scope in which "cuda" means the CPU; empty with CUDA. For building and stepping Megatron's
+    optimizer."""
+    return contextlib.nullcontext() if torch.cuda.is_available() else _CudaNamesOnCpu()
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Imports and calls of Megatron without its lines about kernels that are not installed and options that
+    we do not set."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in ("megatron", "torch.distributed"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+        yield
+
+
+class _NoStream:
+    """Stands for a CUDA stream: every method does nothing (megatron-core >= 0.19 asks for one)."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args, **kwargs: None
+
+
+class _CudaNamesOnCpu(TorchFunctionMode):
+    """Redirects device="cuda", makes `.cuda()` the identity, and names types as `torch.cuda.*`.
+
+    Megatron's optimizer writes the string "cuda" and compares `tensor.type()` with 'torch.cuda.FloatTensor'.
+    """
+
+    def __torch_function__(  # type: ignore[no-untyped-def]
+        self, func, types, args=(), kwargs=None
+    ):
+        kwargs = dict(kwargs or {})
+        device = kwargs.get("device")
+        if device is not None and (device == "cuda" or getattr(device, "type", None) == "cuda"):
+            kwargs["device"] = "cpu"
+        if func is torch.Tensor.cuda:
+            return args[0]
+        if func is torch.Tensor.type and len(args) == 1 and not kwargs:
+            return func(*args).replace("torch.", "torch.cuda.", 1)
+        return func(*args, **kwargs)
+
+
+install()

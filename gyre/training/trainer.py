@@ -1,0 +1,281 @@
+"""One trainer rank: its model, its gradient and, in the core, the optimizer.
+
+Owns the operations that the rank program calls. Invariant: weights change only in `commit`, `load_*` and
+`set_weights_flat`; during a step they stand still.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from gyre.ledger.checkpoints import CheckpointInfo, CheckpointMeta
+from gyre.objective.surrogate import Surrogate, surrogate
+from gyre.training import flat, layout, memory, shims, state, weights
+from gyre.training.architecture import read_architecture
+from gyre.training.batch import MicroStepBatch, to_device
+from gyre.training.forward import target_logprobs
+from gyre.training.gradients import FrozenGradients, Gradients
+from gyre.training.model import DTYPES, build_model, with_gradient_buffers
+from gyre.training.optimizer import Adam
+from gyre.training.settings import TrainSettings
+
+with shims.quiet():
+    from megatron.core import parallel_state
+
+
+@dataclass(frozen=True)
+class MicroStepStats:
+    """Of one micro-step on this rank. A unit is a sample for gspo and a target for the other objectives.
+
+    `difference`: recomputed minus recorded log-probability, over the `compared` targets that the present
+    weights sampled: trainer against engine, apart from the clip. entropy in nats, over targets.
+    """
+
+    loss: float
+    tokens: int
+    targets: int
+    samples: int
+    units: int
+    clipped: int
+    ratio_mean: float
+    ratio_min: float
+    ratio_max: float
+    entropy_mean: float
+    compared: int
+    difference_max: float
+    difference_mean: float
+    difference_sum: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class CommitStats:
+    """grad_norm: before the clip, 0.0 when there was nothing to step on. skipped: why the optimizer did not
+    step, or ""."""
+
+    grad_norm: float
+    clipped: bool
+    skipped: str
+
+
+class Trainer:
+    """`core`: with the optimizer. Starts this rank's process groups; `close` ends them. Weights are undefined
+    until loaded."""
+
+    def __init__(self, model_folder: Path, train: TrainSettings, place: layout.Layout, core: bool) -> None:
+        self.architecture = read_architecture(model_folder)
+        place.check(self.architecture)
+        self.model_folder = Path(model_folder)
+        self.settings = train
+        self.layout = place
+        self.device = layout.start(place)
+        self.dtype = DTYPES[train.dtype]
+        self.model = build_model(self.architecture, place, self.dtype, self.device)
+        self._ddp = with_gradient_buffers(self.model)
+        self._gradients = Gradients(self._ddp)
+        self._offloaded = memory.OffloadedTensors()
+        self._optimizer: Adam | None = None
+        self.zero_gradients()
+        if core:
+            self.promote()
+
+    def promote(self) -> None:
+        """Give this rank the optimizer, with zero moments: the cell becomes the core and loads a checkpoint
+        next."""
+        if self._optimizer is None:
+            self._optimizer = Adam(self._ddp, self.settings, self.dtype)
+
+    @property
+    def core(self) -> bool:
+        return self._optimizer is not None
+
+    def close(self) -> None:
+        layout.stop()
+
+    # Weights
+
+    def load_hf(self) -> None:
+        """Weights of the model folder. Adam's state stays."""
+        rank, parallel = parallel_state.get_tensor_model_parallel_rank(), self.layout.tensor
+        weights.load_hf(self.model, self.model_folder, self.architecture, parallel, rank)
+        self._weights_changed()
+
+    def load_checkpoint(self, path: Path) -> CheckpointInfo:
+        """Weights, and Adam's state in the core, from a complete checkpoint of any layout; gradients are
+        zeroed."""
+        info = state.load(self.model, self._optimizer, path)
+        self.zero_gradients()
+        return info
+
+    def save_checkpoint(self, folder: Path, meta: CheckpointMeta, nonce: str) -> CheckpointInfo:
+        """Write `folder`/step-NNNNNN.zarr; a collective of the core's ranks. The `nonce` must be equal on all
+        of them."""
+        return state.save(self.model, self._core(), folder, meta, nonce)
+
+    def weights_flat(self) -> list[torch.Tensor]:
+        """A new host buffer of this rank's parameters, in the order of `flat.flatten`: one tensor, of the
+        dtype of the model. Nobody changes it later, so it can be published."""
+        return [flat.flatten(self.model.parameters())]
+
+    def set_weights_flat(self, buffers: Sequence[torch.Tensor]) -> None:
+        """Take over buffers of the same rank of another cell. ValueError when they do not fit."""
+        if len(buffers) != 1:
+            raise ValueError(f"one buffer of weights expected, not {len(buffers)}")
+        flat.scatter(buffers[0], self.model.parameters())
+        self._weights_changed()
+
+    def weights_staging(self) -> list[torch.Tensor]:
+        """New host buffers, not filled, of the form of `weights_flat`: where a pull can land."""
+        count = sum(parameter.numel() for parameter in self.model.parameters())
+        return [torch.empty(count, dtype=self.dtype)]
+
+    def weights_digest(self) -> str:
+        """blake2b-256 of `weights_flat`; equal in two cells of one layout exactly when the weights are."""
+        return flat.digest(self.weights_flat())
+
+    def hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Whole tensors in Hugging Face's naming, on the host, in bounded memory. A collective of the
+        tensor-parallel ranks."""
+        group = parallel_state.get_tensor_model_parallel_group()
+        return weights.hf_tensors(self.model, self.architecture, group)
+
+    def export_hf(self, out: Path) -> None:
+        """A folder that transformers loads."""
+        weights.write_hf(self.hf_tensors(), self.model_folder, out)
+
+    # Gradients
+
+    def zero_gradients(self) -> None:
+        self._gradients.zero()
+
+    def train_microstep(self, batch: MicroStepBatch) -> MicroStepStats:
+        """Add the gradient of the micro-step's loss sum to this cell's own buffers, unscaled."""
+        began = time.perf_counter()
+        batch.check(self.architecture.vocab)
+        packing, on_device = batch.packing(), to_device(batch, self.device)
+        logprobs, entropy = target_logprobs(
+            self.model, self.architecture, on_device, packing, self.settings.targets_per_chunk
+        )
+        result = surrogate(
+            self.settings.objective,
+            new_logprobs=logprobs,
+            behaviour_logprobs=on_device.behaviour_logprobs,
+            samples=on_device.samples,
+            advantages=on_device.advantages,
+            weights=on_device.weights,
+            clip=self.settings.clip,
+        )
+        result.loss.backward()
+        difference = logprobs.detach() - on_device.behaviour_logprobs
+        return _stats(batch, result, difference, entropy, time.perf_counter() - began)
+
+    def logprobs(self, batch: MicroStepBatch) -> torch.Tensor:
+        """Log-probabilities of a micro-step's targets under the present weights, fp32 (M,) on the host."""
+        batch.check(self.architecture.vocab)
+        with torch.no_grad():
+            values, _ = target_logprobs(
+                self.model,
+                self.architecture,
+                to_device(batch, self.device),
+                batch.packing(),
+                self.settings.targets_per_chunk,
+            )
+        return values.cpu()
+
+    def gradients_flat(self) -> list[torch.Tensor]:
+        """The live fp32 buffers; `freeze` gives copies that can be offered."""
+        return self._gradients.buffers()
+
+    def gradients_staging(self) -> list[torch.Tensor]:
+        """New host buffers, not filled, of the form of a contribution: where a pull can land."""
+        return [torch.empty(buffer.shape, dtype=buffer.dtype) for buffer in self._gradients.buffers()]
+
+    def freeze(self) -> FrozenGradients:
+        """This cell's own sums as a contribution, at a micro-step boundary."""
+        return self._gradients.freeze()
+
+    def add_gradients(self, buffers: Sequence[torch.Tensor]) -> None:
+        """Merge a contribution. The sum takes place at commit, in the order of these calls, whenever they
+        come."""
+        self._gradients.add(buffers)
+
+    def commit(self, executions: int, learning_rate: float, targets: int | None = None) -> CommitStats:
+        """The optimizer step: (own sums + contributions) / executions, finalized, clipped, stepped; gradients
+        are zeroed.
+
+        `targets`: of the whole step, by the `packed` record; with 0 the optimizer is skipped. Without the
+        number it is skipped when the gradient is zero everywhere.
+        """
+        optimizer = self._core()
+        self._gradients.total(1.0 / max(executions, 1))
+        if targets == 0 or executions == 0 or (targets is None and self._no_gradient()):
+            self.zero_gradients()
+            return CommitStats(0.0, False, "no targets")
+        norm, stepped = optimizer.step(learning_rate)
+        self.zero_gradients()
+        return CommitStats(norm, norm > self.settings.gradient_clip, "" if stepped else "gradient not finite")
+
+    # Memory
+
+    def offload(self) -> int:
+        """Give the device memory of weights, gradients and optimizer to the engine; returns bytes. On CPU
+        nothing moves."""
+        tensors = self._device_tensors()
+        return self._offloaded.offload(tensors) if self.device.type == "cuda" else memory.bytes_of(tensors)
+
+    def onload(self) -> int:
+        """Take it back; returns bytes."""
+        if self.device.type == "cuda":
+            return self._offloaded.onload()
+        return memory.bytes_of(self._device_tensors())
+
+    def _device_tensors(self) -> list[torch.Tensor]:
+        optimizer = self._optimizer.tensors() if self._optimizer is not None else []
+        return [*(p.data for p in self.model.parameters()), *self._gradients.buffers(), *optimizer]
+
+    def _weights_changed(self) -> None:
+        if self._optimizer is not None:
+            self._optimizer.reload()
+
+    def _core(self) -> Adam:
+        if self._optimizer is None:
+            raise RuntimeError("this rank has no optimizer: only the core commits and saves")
+        return self._optimizer
+
+    def _no_gradient(self) -> bool:
+        nonzero = torch.tensor(
+            float(any(bool(buffer.any()) for buffer in self.gradients_flat())), device=self.device
+        )
+        dist.all_reduce(nonzero, op=dist.ReduceOp.MAX)
+        return not bool(nonzero.item())
+
+
+def _stats(
+    batch: MicroStepBatch, result: Surrogate, difference: torch.Tensor, entropy: torch.Tensor, seconds: float
+) -> MicroStepStats:
+    if batch.comparable is not None:
+        difference = difference[torch.from_numpy(batch.comparable).to(difference.device)]
+    magnitude = difference.abs() if len(difference) else torch.zeros(1)
+    return MicroStepStats(
+        loss=float(result.loss.detach()),
+        tokens=int((batch.segments >= 0).sum()),
+        targets=len(batch.target_rows),
+        samples=int((batch.weights != 0).sum()),
+        units=result.units,
+        clipped=result.clipped,
+        ratio_mean=result.ratio_sum / result.units if result.units else 1.0,
+        ratio_min=result.ratio_min,
+        ratio_max=result.ratio_max,
+        entropy_mean=float(entropy.sum()) / max(len(entropy), 1),
+        compared=len(difference),
+        difference_max=float(magnitude.max()),
+        difference_mean=float(magnitude.mean()),
+        difference_sum=float(difference.sum()),
+        seconds=seconds,
+    )

@@ -1,0 +1,1 @@
+"""The room `views`; see the file map in README."""

@@ -1,0 +1,244 @@
+"""The facts of a run, gathered for people and scripts: the one source of status, progress and report.
+
+Owns the shape of `gyre status --json`. Invariant: everything here follows from the folded state; nothing is measured or
+decided. Times are seconds; dates are seconds since the epoch.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from gyre.ledger.state import CellIncarnation, RunState
+from gyre.recipe.schema import Recipe
+from gyre.scheduling.settings import settings_of
+from gyre.views.switches import Switch, switches_of
+
+State = Literal["pending", "running", "finished", "failed", "cancelled"]
+
+
+class StepSummary(Struct, frozen=True, kw_only=True):
+    """One step that stands. `staleness` is the maximum over its groups, in versions; `lag` in optimizer steps.
+
+    `logprob_difference` is the largest |recomputed - recorded| over the step's targets.
+    """
+
+    step: int
+    version: int
+    lineage: int
+    reward: float | None
+    seconds: float
+    executions: int
+    staleness: int
+    staleness_mean: float
+    lag: int
+    tokens_sampled: int
+    tokens_trained: int
+    tokens_dropped: dict[str, int]
+    duration_mean: float
+    gradient_norm: float
+    learning_rate: float
+    ratio: float
+    clip_fraction: float
+    entropy: float
+    logprob_difference: float
+    checkpointed: bool
+    skipped: bool
+
+
+class CellSummary(Struct, frozen=True, kw_only=True):
+    name: str
+    role: Literal["core", "satellite"]
+    state: str
+    since: float
+    incarnation: int
+    weight_version: str
+    shares: dict[str, float]
+    """Share of its time that the cell spent in each state, over all incarnations."""
+    switches: list[Switch]
+
+
+class EvalSummary(Struct, frozen=True, kw_only=True):
+    burst: int
+    version: int
+    score: float
+    executions: int
+
+
+class Summary(Struct, frozen=True, kw_only=True):
+    name: str
+    path: str
+    state: State
+    reason: str
+    started: float
+    updated: float
+    steps_planned: int
+    steps: list[StepSummary]
+    evals: list[EvalSummary]
+    cells: list[CellSummary]
+    waterlevel: int
+    burst: int
+    executions_graded: int
+    executions_excluded: int
+    tokens_sampled: int
+    tokens_per_second: float
+    restarts: int
+    """Incarnations of all processes beyond their first."""
+
+
+def summarise(state: RunState, recipe: Recipe, name: str = "", path: str = "", alive: bool = True) -> Summary:
+    """`alive`: is somebody keeping the run going? A run that nobody ended and nobody keeps has failed."""
+    verdict, reason = _verdict(state, alive)
+    outcomes = [execution.outcome() for execution in state.executions.values()]
+    sampled = sum(a.finished.tokens_sampled for e in state.executions.values() for a in e.attempts.values() if a.finished)
+    elapsed = state.t_last - state.t_first
+    return Summary(
+        name=name,
+        path=path,
+        state=verdict,
+        reason=reason,
+        started=state.t_first,
+        updated=state.t_last,
+        steps_planned=recipe.train.steps,
+        steps=step_summaries(state),
+        evals=_evals(state),
+        cells=[_cell(state, name) for name in settings_of(recipe, (), (), ()).cells],
+        waterlevel=state.waterlevel,
+        burst=max(state.bursts, default=0),
+        executions_graded=sum(1 for o in outcomes if o is not None and o.outcome == "graded"),
+        executions_excluded=sum(1 for e in state.executions.values() if e.excluded)
+        + sum(1 for o in outcomes if o is not None and o.outcome == "excluded"),
+        tokens_sampled=sampled,
+        tokens_per_second=sampled / elapsed if elapsed > 0 else 0.0,
+        restarts=sum(len(found) - 1 for writer, found in state.opened.items() if writer not in ("control", "supervisor")),
+    )
+
+
+def _verdict(state: RunState, alive: bool) -> tuple[State, str]:
+    if state.ended is not None:
+        return state.ended.state, state.ended.reason
+    if state.failure is not None:
+        return "failed", state.failure
+    if not alive:
+        return "failed", "nobody keeps it going; gyre resume goes on"
+    return ("running", "") if "scheduler" in state.opened else ("pending", "")
+
+
+def step_summaries(state: RunState) -> list[StepSummary]:
+    """The steps that stand. A step whose commit was lost with its core, but whose checkpoint was kept, stands too."""
+    history = state.history()
+    opened = {lineage.opened.step: (number, lineage) for number, lineage in state.lineages.items()}
+    found = []
+    before = state.bursts[1].t if 1 in state.bursts else state.t_first
+    last = max([*history, *opened], default=0)
+    for step in range(1, last + 1):
+        if step in history:
+            number, commit = history[step]
+            t = state.lineages[number].t_committed[step]
+            made = (commit.version, commit.gradient_norm, commit.learning_rate, commit.checkpointed, commit.skipped)
+        elif step in opened:
+            number, lineage = opened[step]
+            t, made = lineage.t, (lineage.opened.version, 0.0, 0.0, True, False)
+        else:
+            continue
+        found.append(_step(state, step, number, t - before, *made))
+        before = t
+    return found
+
+
+def _step(
+    state: RunState,
+    step: int,
+    lineage: int,
+    seconds: float,
+    version: int,
+    norm: float,
+    rate: float,
+    checkpointed: bool,
+    skipped: bool,
+) -> StepSummary:
+    packed = state.steps[step].packed if step in state.steps else None
+    stats = training_stats(state, step, lineage)
+    units, targets = stats.get("units", 0.0), stats.get("targets", 0.0)
+    return StepSummary(
+        step=step,
+        version=version,
+        lineage=lineage,
+        reward=packed.reward if packed else None,
+        seconds=seconds,
+        executions=packed.executions if packed else 0,
+        staleness=packed.staleness_max if packed else 0,
+        staleness_mean=packed.staleness_mean if packed else 0.0,
+        lag=packed.lag_max if packed else 0,
+        tokens_sampled=packed.tokens_sampled if packed else 0,
+        tokens_trained=packed.tokens_trained if packed else 0,
+        tokens_dropped=packed.tokens_dropped if packed else {},
+        duration_mean=packed.seconds_mean if packed else 0.0,
+        gradient_norm=norm,
+        learning_rate=rate,
+        ratio=stats.get("ratio_total", 0.0) / units if units else 1.0,
+        clip_fraction=stats.get("clipped", 0.0) / units if units else 0.0,
+        entropy=stats.get("entropy_total", 0.0) / targets if targets else 0.0,
+        logprob_difference=stats.get("difference_max", 0.0),
+        checkpointed=checkpointed,
+        skipped=skipped,
+    )
+
+
+def training_stats(state: RunState, step: int, lineage: int) -> dict[str, float]:
+    """Sums (and extremes) of the training statistics of a step, each micro-step once."""
+    total: dict[str, float] = {}
+    seen: set[str] = set()
+    for grant in state.steps[step].grants if step in state.steps else []:
+        cell = state.cells.get(grant.cell, {}).get(grant.incarnation, CellIncarnation())
+        done = cell.done.get(grant.grant)
+        if grant.lineage != lineage or done is None or seen & set(done.microsteps):
+            continue
+        seen.update(done.microsteps)
+        for name, value in done.stats.items():
+            if name.endswith("_max"):
+                total[name] = max(total.get(name, value), value)
+            elif name.endswith("_min"):
+                total[name] = min(total.get(name, value), value)
+            else:
+                total[name] = total.get(name, 0.0) + value
+    return total
+
+
+def _evals(state: RunState) -> list[EvalSummary]:
+    found = []
+    for number, burst in sorted(state.bursts.items()):
+        groups = [g for g in burst.groups if state.groups[g].plan.purpose == "eval"]
+        rewards = [o.reward for g in groups for _, o in state.graded(g) if o.reward is not None]
+        if rewards and all(state.group_terminal(g) for g in groups):
+            found.append(
+                EvalSummary(
+                    burst=number, version=burst.version, score=sum(rewards) / len(rewards), executions=len(rewards)
+                )
+            )
+    return found
+
+
+def _cell(state: RunState, name: str) -> CellSummary:
+    incarnations = state.cells.get(name, {})
+    newest = max(incarnations, default=0)
+    found = incarnations.get(newest, CellIncarnation())
+    seconds: dict[str, float] = {}
+    switches: list[Switch] = []
+    for number, incarnation in sorted(incarnations.items()):
+        switches += switches_of(incarnation, number)
+        for what, lasted, _ in incarnation.history:
+            seconds[what] = seconds.get(what, 0.0) + lasted
+    total = sum(seconds.values())
+    reign = state.reign()
+    return CellSummary(
+        name=name,
+        role="core" if reign is not None and reign.cell == name else "satellite",
+        state=found.state,
+        since=found.t,
+        incarnation=newest,
+        weight_version=found.serving.weight_version if found.serving is not None else "",
+        shares={what: value / total for what, value in sorted(seconds.items())} if total else {},
+        switches=switches,
+    )

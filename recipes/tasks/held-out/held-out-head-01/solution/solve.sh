@@ -1,0 +1,2 @@
+#!/bin/bash
+head -n 2 text.txt > end.txt

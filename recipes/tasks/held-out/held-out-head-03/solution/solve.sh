@@ -1,0 +1,2 @@
+#!/bin/bash
+head -n 4 text.txt > ans.txt

@@ -1,0 +1,2 @@
+#!/bin/bash
+wc -l < names.txt > out.txt

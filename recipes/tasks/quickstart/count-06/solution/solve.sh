@@ -1,0 +1,2 @@
+#!/bin/bash
+wc -l < rows.txt > out.txt

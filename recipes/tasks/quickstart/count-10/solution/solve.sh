@@ -1,0 +1,2 @@
+#!/bin/bash
+wc -l < text.txt > fin.txt

@@ -1,0 +1,2 @@
+#!/bin/bash
+head -n 5 rows.txt > log.txt

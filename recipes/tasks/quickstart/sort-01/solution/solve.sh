@@ -1,0 +1,2 @@
+#!/bin/bash
+sort text.txt > out.txt

@@ -1,0 +1,2 @@
+#!/bin/bash
+sort list.txt > fin.txt

@@ -1,0 +1,2 @@
+#!/bin/bash
+sort -u list.txt > ans.txt

@@ -1,0 +1,2 @@
+#!/bin/bash
+sort -u rows.txt > sol.txt

@@ -1,0 +1,2 @@
+#!/bin/bash
+sort -u data.txt > out.txt

@@ -1,0 +1,2 @@
+#!/bin/bash
+sort -u items.txt > ans.txt

@@ -1,0 +1,2 @@
+#!/bin/bash
+sort -u text.txt > sol.txt

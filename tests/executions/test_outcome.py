@@ -1,0 +1,73 @@
+"""The outcome table: one case a row, and what must hold for every ending."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gyre.executions.grading import FAILED, GRADED, TIMED_OUT, Grade
+from gyre.executions.outcome import Ending, Verdict, before_grading, judge
+from gyre.executions.sandbox import ExitStatus
+
+GOOD = Grade(reward=0.75, reason=GRADED, seconds=1.0)
+NO_REWARD = Grade(reward=None, reason=FAILED, seconds=1.0)
+LATE = Grade(reward=None, reason=TIMED_OUT, seconds=1.0)
+FINISHED = ExitStatus(code=0)
+
+
+@pytest.mark.parametrize(
+    ("ending", "grade", "verdict"),
+    [
+        ({}, GOOD, Verdict("graded", "finished", 0.75)),
+        ({"exit": ExitStatus(code=3)}, GOOD, Verdict("graded", "harness_failed", 0.75)),
+        ({"exit": ExitStatus(signal=11)}, GOOD, Verdict("graded", "harness_failed", 0.75)),
+        ({"exit": ExitStatus(signal=9, limit="disk")}, GOOD, Verdict("graded", "limit_disk", 0.75)),
+        ({"exit": ExitStatus(timed_out=True)}, GOOD, Verdict("graded", "harness_timeout", 0.75)),
+        ({"overall_timeout": True, "exit": ExitStatus(timed_out=True)}, GOOD, Verdict("excluded", "overall_timeout")),
+        ({"server_error": True}, GOOD, Verdict("retry", "server_error")),
+        ({"sandbox_error": "bwrap"}, None, Verdict("retry", "sandbox_failed")),
+        ({"exit": ExitStatus(signal=9, limit="memory")}, None, Verdict("retry", "out_of_memory")),
+        ({"model_calls": 0}, GOOD, Verdict("excluded", "no_model_call")),
+        ({}, NO_REWARD, Verdict("excluded", "grader_failed")),
+        ({}, LATE, Verdict("excluded", "grader_timeout")),
+        ({}, None, Verdict("excluded", "grader_failed")),
+        ({"image_error": "no image"}, None, Verdict("excluded", "image_unavailable")),
+    ],
+)
+def test_table(ending: dict[str, Any], grade: Grade | None, verdict: Verdict) -> None:
+    assert judge(Ending(**{"exit": FINISHED, "model_calls": 1, **ending}), grade) == verdict
+
+
+def test_a_server_error_before_any_call_is_tried_again_rather_than_excluded() -> None:
+    assert judge(Ending(exit=ExitStatus(code=3), server_error=True), None).outcome == "retry"
+
+
+endings = st.builds(
+    Ending,
+    image_error=st.sampled_from(["", "x"]),
+    sandbox_error=st.sampled_from(["", "x"]),
+    overall_timeout=st.booleans(),
+    exit=st.builds(
+        ExitStatus,
+        code=st.sampled_from([None, 0, 1]),
+        signal=st.sampled_from([None, 9]),
+        timed_out=st.booleans(),
+        limit=st.sampled_from(["", "memory", "disk"]),
+    ),
+    model_calls=st.integers(0, 3),
+    server_error=st.booleans(),
+)
+grades = st.none() | st.sampled_from([GOOD, NO_REWARD, LATE])
+
+
+@given(endings, grades)
+def test_a_reward_exactly_when_graded(ending: Ending, grade: Grade | None) -> None:
+    verdict = judge(ending, grade)
+    assert (verdict.reward is not None) == (verdict.outcome == "graded")
+    if verdict.outcome == "graded":
+        assert ending.model_calls > 0
+        assert grade == GOOD
+        assert before_grading(ending) is None

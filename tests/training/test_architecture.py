@@ -1,0 +1,72 @@
+"""config.json: what is read, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gyre.errors import UserError
+from gyre.training.architecture import read_architecture
+
+
+def _folder(tmp_path: Path, config: dict[str, Any]) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+def test_qwen3_and_llama_are_read(tmp_path: Path, helpers: Any) -> None:
+    qwen = read_architecture(_folder(tmp_path, helpers.config))
+    assert (qwen.layers, qwen.heads, qwen.kv_heads, qwen.head_dim) == (2, 4, 2, 16)
+    assert qwen.qk_norm and qwen.tied and qwen.rope_theta == 10000.0
+    old = {
+        k: v
+        for k, v in helpers.config.items()
+        if k not in ("rope_parameters", "head_dim", "num_key_value_heads")
+    }
+    llama = read_architecture(
+        _folder(tmp_path, old | helpers.llama | {"rope_theta": 5e5, "rope_scaling": None})
+    )
+    assert (llama.kv_heads, llama.head_dim, llama.rope_theta) == (4, 16, 5e5)
+    assert not llama.qk_norm and not llama.tied
+
+
+def test_the_vocabulary_is_padded_to_a_multiple(tmp_path: Path, helpers: Any) -> None:
+    architecture = read_architecture(_folder(tmp_path, helpers.config))
+    assert [architecture.padded_vocab(n) for n in (1, 2, 4)] == [601, 602, 604]
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"architectures": ["Qwen3MoeForCausalLM"]}, "Qwen3MoeForCausalLM"),
+        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),
+        ({"num_experts": 8}, "mixture of experts"),
+        ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn"}}, "yarn"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, "linear"),
+        ({"use_sliding_window": True}, "sliding-window"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"quantization_config": {"bits": 4}}, "quantised"),
+    ],
+)
+def test_what_is_not_implemented_is_refused(
+    tmp_path: Path, helpers: Any, change: dict[str, Any], word: str
+) -> None:
+    with pytest.raises(UserError, match=word) as caught:
+        read_architecture(_folder(tmp_path, helpers.config | change))
+    assert "config.json" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_missing_or_broken_config_is_one_line(tmp_path: Path, helpers: Any) -> None:
+    with pytest.raises(UserError, match="no such file"):
+        read_architecture(tmp_path / "nowhere")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UserError, match="JSON"):
+        read_architecture(tmp_path)
+    config = {key: value for key, value in helpers.config.items() if key != "hidden_size"}
+    with pytest.raises(UserError, match="hidden_size is missing"):
+        read_architecture(_folder(tmp_path, config))
