@@ -10,7 +10,6 @@ import importlib
 import sys
 from typing import Any
 
-import click
 import typer
 from typer.core import TyperGroup
 
@@ -26,23 +25,25 @@ COMMANDS: dict[str, str] = {
     "resume": "Go on with a run that ended or died.",
     "replay": "Train again from the recorded shards, without rollout.",
     "verify": "Audit a run's ledger.",
+    "export": "A step's weights as a Hugging Face folder.",
     "tasks": "Check task folders.",
+    "doctor": "Check this machine.",
 }
 
 
 class LazyGroup(TyperGroup):
-    """Imports the module of a command only when the command runs."""
+    """Imports the module of a command only when the command runs. (typer carries a click of its own: hence Any.)"""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"gyre.cli.{cmd_name}_")
         return typer.main.get_command(module.app)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 

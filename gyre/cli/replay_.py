@@ -33,7 +33,9 @@ def replay(
     for row in run_replay(opened.run, recipe, opened.job, opened.state, first, last, train):
         rows.append(row)
         if not as_json:
-            weights = {True: "weights bit-equal", False: "weights DIFFER", None: "weights not compared"}[row.weights_equal]
+            weights = {True: "weights bit-equal", False: "weights DIFFER", None: "weights not compared"}[
+                row.weights_equal
+            ]
             print(
                 f"step {row.step}: {row.microsteps} micro-steps {'equal' if row.microsteps_equal else 'differ'}, "
                 f"{row.tokens_trained} tokens trained (the run: {row.tokens_trained_by_run}), {weights}, "
@@ -50,7 +52,7 @@ def replay(
 
 
 def parse_steps(text: str) -> tuple[int, int]:
-    """"3:5" -> (3, 5); "" -> (1, 0), which is all. Raises UserError."""
+    """ "3:5" -> (3, 5); "" -> (1, 0), which is all. Raises UserError."""
     from gyre.errors import UserError
 
     if not text:

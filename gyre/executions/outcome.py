@@ -19,7 +19,8 @@ Outcome = Literal["graded", "excluded", "retry"]
 class Ending(Struct, frozen=True, kw_only=True):
     """How an execution ended, before it is graded.
 
-    `server_error`: the harness got a server error or a broken stream from us and did not get over it.
+    `server_error`: the harness got a server error or a broken stream from us; it did not get over it when it then
+    failed or ran out of time.
     """
 
     image_error: str = ""
@@ -46,7 +47,7 @@ def before_grading(ending: Ending) -> Verdict | None:
         return Verdict("excluded", "overall_timeout")
     if ending.sandbox_error:
         return Verdict("retry", "sandbox_failed")
-    if ending.server_error:
+    if ending.server_error and ending.exit.code != 0:
         return Verdict("retry", "server_error")
     if ending.exit.limit == "memory":
         return Verdict("retry", "out_of_memory")

@@ -24,6 +24,9 @@ from gyre.executions.sandbox import PATH, ExitStatus, SandboxFailure, SandboxSpe
 from gyre.executions.tasks import Task
 
 MARK = "GYRE_SANDBOX"
+CLEAN_SCANS = 3
+"""A process shows no environment while it forks or execs: one scan that finds nothing does not prove much."""
+SCAN_PAUSE = 0.005
 
 
 class ProcessSandbox:
@@ -104,11 +107,15 @@ class RunningProcess:
         self._end.kill()
         await self._end.wait()
         self._child.wait()
-        while marked := _marked(self._mark):
+        clean = 0
+        while clean < CLEAN_SCANS:
+            marked = _marked(self._mark)
             for end in marked:
                 end.kill()
                 await end.wait()
                 end.close()
+            clean = 0 if marked else clean + 1
+            await asyncio.sleep(SCAN_PAUSE)
         self._dead = True
         self._end.close()
         self._log.finish()

@@ -13,12 +13,14 @@ from pathlib import Path
 
 import gyre
 from gyre.errors import UserError
+from gyre.executions.harnesses import find_harness
 from gyre.executions.tasks import load_tasks
 from gyre.launch.model import resolve_model
 from gyre.ledger.files import write_atomic
 from gyre.ledger.job import Job, write_job
 from gyre.ledger.journal import create_index
 from gyre.ledger.layout import RunFolder, runs_home
+from gyre.proxy.roles import rules_for
 from gyre.recipe.load import dump_toml, load_recipe
 from gyre.recipe.schema import Recipe
 
@@ -41,11 +43,14 @@ class Plan:
 def plan(recipe_path: Path, overrides: list[str], local: bool = True) -> Plan:
     """Read and check a recipe and its tasks. Raises UserError."""
     recipe = load_recipe(recipe_path, overrides, local=local)
+    refuse_unbuilt(recipe)
     tasks = [task.name for task in load_tasks(Path(recipe.tasks.path))]
     held_out = [task.name for task in load_tasks(Path(recipe.eval.path))] if recipe.eval.path else []
     both = set(tasks) & set(held_out)
     if both:
-        raise UserError(f"eval.path: task {sorted(both)[0]} is in tasks.path too; held-out tasks have names of their own")
+        raise UserError(
+            f"eval.path: task {sorted(both)[0]} is in tasks.path too; held-out tasks have names of their own"
+        )
     workers = recipe.local.workers if local else recipe.slurm.cpu.nodes
     return Plan(
         recipe=recipe,
@@ -56,9 +61,27 @@ def plan(recipe_path: Path, overrides: list[str], local: bool = True) -> Plan:
     )
 
 
-def create_run(
-    planned: Plan, launcher: str, now: float, say: Callable[[str], None], name: str = ""
-) -> RunFolder:
+def refuse_unbuilt(recipe: Recipe) -> None:
+    """What the recipe may say and this version does not do. Raises UserError naming the key."""
+    ranks = recipe.train.tensor_parallel * recipe.train.pipeline_parallel * recipe.train.data_parallel
+    refusals = {
+        'rollout.engine = "sglang": this version serves with the reference engine': recipe.rollout.engine == "sglang",
+        "train.*_parallel: this version runs one trainer rank a cell": ranks * recipe.train.expert_parallel != 1,
+        'trajectory.packing = "tree": this version packs paths': recipe.trajectory.packing == "tree",
+        "trajectory.record: this version records turns only": bool(recipe.trajectory.record),
+        f'sandbox.kind = "{recipe.sandbox.kind}": this version has bubblewrap and process': recipe.sandbox.kind
+        not in ("bubblewrap", "process"),
+        f'sandbox.network = "{recipe.sandbox.network}": this version has "proxy" only': recipe.sandbox.network
+        != "proxy",
+    }
+    for refusal, applies in refusals.items():
+        if applies:
+            raise UserError(refusal)
+    find_harness(recipe.harness.name)
+    rules_for(recipe.harness.name)
+
+
+def create_run(planned: Plan, launcher: str, now: float, say: Callable[[str], None], name: str = "") -> RunFolder:
     """Build the model if the recipe says so, and make the run folder with everything frozen in it."""
     model = resolve_model(planned.recipe.model, planned.recipe.seed, say)
     run = RunFolder(runs_home() / (name or _free_name(planned.recipe.name)))

@@ -81,9 +81,7 @@ def create(path: Path, arrays: Iterable[ArraySpec]) -> None:
         array.attrs["dtype"] = spec.dtype
 
 
-def finish(
-    path: Path, meta: CheckpointMeta, arrays: Sequence[ArraySpec], chunks: Iterable[FileRecord]
-) -> Path:
+def finish(path: Path, meta: CheckpointMeta, arrays: Sequence[ArraySpec], chunks: Iterable[FileRecord]) -> Path:
     """Write COMPLETE, last, and give the folder its name; returns that. One rank does this, after every
     rank's chunks.
 
@@ -94,9 +92,7 @@ def finish(
     expected: set[str] = set().union(*(spec.chunk_names() for spec in arrays))
     if records.keys() != expected:
         difference = sorted(records.keys() ^ expected)
-        raise ValueError(
-            f"{path}: {len(difference)} chunks are missing or unknown, the first is {difference[0]}"
-        )
+        raise ValueError(f"{path}: {len(difference)} chunks are missing or unknown, the first is {difference[0]}")
     for name in sorted(p.relative_to(path).as_posix() for p in path.rglob("zarr.json")):
         fsync_path(path / name)
         records[name] = record_of(path, name)

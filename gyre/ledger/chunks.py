@@ -36,9 +36,7 @@ class ArraySpec:
 
     def grid(self) -> tuple[int, ...]:
         """Chunks along each dimension. ValueError when they do not divide."""
-        if len(self.chunk) != len(self.shape) or any(
-            s % c for s, c in zip(self.shape, self.chunk, strict=True)
-        ):
+        if len(self.chunk) != len(self.shape) or any(s % c for s, c in zip(self.shape, self.chunk, strict=True)):
             raise ValueError(f"{self.key}: chunks of {self.chunk} do not divide {self.shape}")
         return tuple(s // c for s, c in zip(self.shape, self.chunk, strict=True))
 
@@ -70,9 +68,7 @@ def write_chunk(folder: Path, spec: ArraySpec, offset: tuple[int, ...], data: np
     """Write and fsync one chunk. `data`: any shape with the chunk's elements, dtype DTYPES[spec.dtype]."""
     expected = np.dtype(DTYPES[spec.dtype]).newbyteorder("<")
     if data.dtype != expected or data.size != prod(spec.chunk):
-        raise ValueError(
-            f"{spec.key}: a chunk is {spec.chunk} of {expected}, not {data.shape} of {data.dtype}"
-        )
+        raise ValueError(f"{spec.key}: a chunk is {spec.chunk} of {expected}, not {data.shape} of {data.dtype}")
     name = spec.chunk_name(offset)
     content = memoryview(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data)
     with open(folder / name, "wb") as file:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from gyre.ledger import events as ev
 from gyre.ledger.state import (
+    Acceptance,
     Attempt,
     Burst,
     CellIncarnation,
@@ -39,27 +40,40 @@ class Line(Protocol):
 
 
 class LateCut(Exception):
-    """Lines beyond a cut were folded before the cut was read: fold again with `cuts`."""
+    """Lines that do not count were folded before that was known: fold again, from `afresh(state)`."""
 
 
-def fold(state: RunState, line: Line) -> None:
-    """Fold one line into `state`. Lines at or below the last n folded of their incarnation are ignored (read twice)."""
-    writer, incarnation, n = line.writer, line.incarnation, line.n
-    cut = state.cuts.get(writer)
-    if cut is not None and n > cut.get(incarnation, n):
-        return
-    seen = state.seen.get(writer)
+def counts(state: RunState, line: Line) -> bool:
+    """Is this line news that counts? No beyond its writer's cut, and no when it was folded before."""
+    if line.n <= state.seen.get(line.writer, _NONE).get(line.incarnation, -1):
+        return False
+    return line.n <= _last_counted(state, line.writer, line.incarnation, line.n)
+
+
+_NONE: dict[int, int] = {}
+
+
+def _last_counted(state: RunState, writer: str, incarnation: int, otherwise: int) -> int:
+    if incarnation >= state.accepted.get(writer, 0):
+        return otherwise
+    return state.cuts.get(writer, _NONE).get(incarnation, -1)
+
+
+def fold(state: RunState, line: Line) -> bool:
+    """Fold one line into `state`, if it counts. Raises LateCut, and leaves `state` fit for `afresh` only."""
+    if not counts(state, line):
+        return False
+    seen = state.seen.get(line.writer)
     if seen is None:
-        seen = state.seen[writer] = {}
-    if n <= seen.get(incarnation, -1):
-        return
-    seen[incarnation] = n
+        seen = state.seen[line.writer] = {}
+    seen[line.incarnation] = line.n
     if line.t:
         state.t_first = min(state.t_first or line.t, line.t)
         state.t_last = max(state.t_last, line.t)
     handler = _HANDLERS.get(type(line.event))
     if handler is not None:
         handler(state, line)
+    return True
 
 
 def fold_all(lines: Iterable[Line]) -> RunState:
@@ -72,19 +86,62 @@ def fold_all(lines: Iterable[Line]) -> RunState:
                 fold(state, line)
             return state
         except LateCut:
-            state = RunState(cuts=state.cuts)
+            state = afresh(state)
+
+
+def afresh(state: RunState) -> RunState:
+    """An empty state that knows all cuts of `state`: what to fold into after a LateCut."""
+    fresh = RunState(acceptances=state.acceptances)
+    _cut(fresh)
+    return fresh
 
 
 def _accepted(state: RunState, line: Line) -> None:
     event: ev.Accepted = line.event
-    cuts = state.cuts.setdefault(event.writer, {})
-    for incarnation, n in event.cut.items():
-        # two scheduler epochs may both have cut: what either refused never counts
-        cuts[incarnation] = min(n, cuts.get(incarnation, n))
-    state.accepted[event.writer] = max(event.incarnation, state.accepted.get(event.writer, 0))
-    seen = state.seen.get(event.writer, {})
-    if any(seen.get(incarnation, -1) > n for incarnation, n in cuts.items()):
-        raise LateCut(event.writer)
+    made = Acceptance(line.incarnation, line.n, event.writer, event.incarnation, event.cut)
+    if made in state.acceptances:
+        return  # known from before a LateCut
+    before = [(w, i, state.cuts[w].get(i, -1)) for w, newest in state.accepted.items() for i in range(1, newest)]
+    state.acceptances = sorted([*state.acceptances, made], key=_place)
+    _cut(state)
+    for writer, seen in state.seen.items():
+        if any(n > _last_counted(state, writer, incarnation, n) for incarnation, n in seen.items()):
+            raise LateCut(writer)
+    if any(_last_counted(state, writer, incarnation, _NO_LIMIT) > n for writer, incarnation, n in before):
+        raise LateCut("lines were passed over on the word of a scheduler that was cut itself")
+
+
+def _place(acceptance: Acceptance) -> tuple[int, int]:
+    return acceptance.epoch, acceptance.n
+
+
+def _cut(state: RunState) -> None:
+    """Derive who is accepted, and the cuts, from the acceptances that stand.
+
+    The newest scheduler has the last word on the schedulers before it; what they accepted beyond that never counts. For
+    the others, what any scheduler refused never counts.
+    """
+    epochs = [a for a in state.acceptances if a.writer == SCHEDULER]
+    newest = max(epochs, key=lambda a: a.incarnation, default=None)
+    if newest is not None:
+        limits = {**newest.cut, newest.incarnation: _NO_LIMIT}
+        state.acceptances = [
+            a
+            for a in state.acceptances
+            if a.n <= limits.get(a.epoch, -1 if a.epoch < newest.incarnation else _NO_LIMIT)
+        ]
+    state.accepted, state.cuts = {}, {}
+    for a in state.acceptances:
+        state.accepted[a.writer] = max(a.incarnation, state.accepted.get(a.writer, 0))
+        cuts = state.cuts.setdefault(a.writer, {})
+        for incarnation, n in a.cut.items():
+            cuts[incarnation] = min(n, cuts.get(incarnation, n))
+    if newest is not None:
+        state.cuts[SCHEDULER] = dict(newest.cut)
+
+
+SCHEDULER = "scheduler"
+_NO_LIMIT = 1 << 62
 
 
 def _opened(state: RunState, line: Line) -> None:
@@ -99,7 +156,9 @@ def _step(state: RunState, step: int) -> Step:
 
 
 def _execution(state: RunState, name: str) -> Execution:
-    found = state.executions.get(name)
+    found = dict.get(state.executions, name)
+    if found is None and name.rpartition("-")[0] in state.consumed:
+        found = state.executions.get(name)  # it may lie settled in a snapshot (ledger/snapshot.py)
     if found is None:
         found = state.executions[name] = Execution()
     return found
@@ -114,25 +173,27 @@ def _attempt(execution: Execution, number: int) -> Attempt:
 
 def _burst_opened(state: RunState, line: Line) -> None:
     event: ev.BurstOpened = line.event
-    state.bursts[event.burst] = Burst(
-        event.lineage, event.version, [plan.group for plan in event.groups], line.t
-    )
+    state.bursts[event.burst] = Burst(event.lineage, event.version, [plan.group for plan in event.groups], line.t)
     for plan in event.groups:
-        state.groups[plan.group] = Group(
-            plan, event.burst, event.lineage, event.version, order=len(state.groups)
-        )
+        state.groups[plan.group] = Group(plan, event.burst, event.lineage, event.version, order=len(state.groups))
+        if plan.purpose == "train":
+            state.planned += 1
+            state.outstanding[plan.group] = len(state.groups) - 1
         for name in execution_names(plan):
             execution = _execution(state, name)
             execution.group, execution.task, execution.purpose = plan.group, plan.task, plan.purpose
-            if not execution.terminal():
+            if execution.verdict() is None:
                 state.open.add(name)
 
 
 def _dispatched(state: RunState, line: Line) -> None:
     event: ev.Dispatched = line.event
     for dispatch in event.executions:
-        attempt = _attempt(_execution(state, dispatch.execution), dispatch.attempt)
+        execution = _execution(state, dispatch.execution)
+        before = execution.verdict()
+        attempt = _attempt(execution, dispatch.attempt)
         attempt.worker, attempt.incarnation = event.worker, event.incarnation
+        _settle(state, dispatch.execution, execution, before)
 
 
 def _started(state: RunState, line: Line) -> None:
@@ -143,15 +204,32 @@ def _started(state: RunState, line: Line) -> None:
 def _finished(state: RunState, line: Line) -> None:
     event: ev.Finished = line.event
     execution = _execution(state, event.execution)
+    before = execution.verdict()
     attempt = _attempt(execution, event.attempt)
     attempt.finished, attempt.t_finished = event, line.t
-    if event.outcome != "retry":
-        state.open.discard(event.execution)
+    state.tally.tokens_sampled += event.tokens_sampled
+    _settle(state, event.execution, execution, before)
 
 
 def _excluded(state: RunState, line: Line) -> None:
-    _execution(state, line.event.execution).excluded = line.event.reason
-    state.open.discard(line.event.execution)
+    execution = _execution(state, line.event.execution)
+    before = execution.verdict()
+    execution.excluded = line.event.reason
+    _settle(state, line.event.execution, execution, before)
+
+
+def _settle(state: RunState, name: str, execution: Execution, before: ev.Outcome | None) -> None:
+    """After each change of an execution: is it open, and what does it count as? Whichever of its lines came first."""
+    now = execution.verdict()
+    for verdict, sign in ((before, -1), (now, 1)):
+        if verdict == "graded":
+            state.tally.graded += sign
+        elif verdict == "excluded":
+            state.tally.excluded += sign
+    if now is not None:
+        state.open.discard(name)
+    elif execution.group:
+        state.open.add(name)
 
 
 def _routed(state: RunState, line: Line) -> None:
@@ -173,6 +251,14 @@ def _consumed(state: RunState, line: Line) -> None:
     event: ev.Consumed = line.event
     state.consumed[event.group] = event.step
     _step(state, event.step).consumed.append(event)
+    if event.void:
+        state.void.append(event.group)
+    order = state.outstanding.pop(event.group)
+    for name, older in state.outstanding.items():
+        if older < order:
+            state.groups[name].overtaken += 1
+    for name in execution_names(state.groups[event.group].plan):
+        state.routes.pop(name, None)
 
 
 def _filled(state: RunState, line: Line) -> None:
@@ -193,7 +279,7 @@ def _packed(state: RunState, line: Line) -> None:
 
 
 def _granted(state: RunState, line: Line) -> None:
-    state.grants[line.event.grant] = line.event
+    state.granted = max(state.granted, line.event.grant)
     _step(state, line.event.step).grants.append(line.event)
 
 
@@ -235,7 +321,14 @@ def _pulled(state: RunState, line: Line) -> None:
 
 def _done(state: RunState, line: Line) -> None:
     event: ev.Done = line.event
-    _cell(state, line).done[event.grant] = event
+    cell = _cell(state, line)
+    if cell.buffer and (cell.done[cell.buffer[0]].lineage, cell.done[cell.buffer[0]].step) != (
+        event.lineage,
+        event.step,
+    ):
+        cell.buffer = []
+    cell.done[event.grant] = event
+    cell.buffer.append(event.grant)
     lineage = state.lineages.get(event.lineage)
     if lineage is not None and (lineage.cell, lineage.incarnation) == (line.writer, line.incarnation):
         lineage.sequence.append(("done", event.grant))
@@ -243,9 +336,11 @@ def _done(state: RunState, line: Line) -> None:
 
 def _offered(state: RunState, line: Line) -> None:
     event: ev.Offered = line.event
-    _cell(state, line).offers[event.number] = Contribution(
-        event.lineage, event.step, event.number, event.microsteps, event.manifest
+    cell = _cell(state, line)
+    cell.offers[event.number] = Contribution(
+        event.lineage, event.step, event.number, event.microsteps, event.manifest, cell.buffer
     )
+    cell.buffer = []
 
 
 def _lineage_opened(state: RunState, line: Line) -> None:
@@ -277,7 +372,7 @@ def _ended(state: RunState, line: Line) -> None:
 
 
 def _cancel(state: RunState, line: Line) -> None:
-    state.cancel = 1 + line.event.now
+    state.asked[line.incarnation] = 1 + line.event.now
 
 
 _HANDLERS: dict[type, Callable[[RunState, Any], None]] = {
@@ -300,16 +395,16 @@ _HANDLERS: dict[type, Callable[[RunState, Any], None]] = {
     ev.TrainOrdered: _role_ordered,
     ev.ServeOrdered: _role_ordered,
     ev.LineageOrdered: lambda state, line: setattr(state, "lineage_ordered", line.event),
-    ev.OfferOrdered: lambda state, line: state.offers_ordered.append(line.event),
-    ev.MergeOrdered: lambda state, line: state.merges_ordered.append(line.event),
+    ev.OfferOrdered: lambda state, line: _step(state, line.event.step).offers_ordered.append(line.event),
+    ev.MergeOrdered: lambda state, line: _step(state, line.event.step).merges_ordered.append(line.event),
     ev.FenceOrdered: lambda state, line: state.fences_ordered.append(line.event),
-    ev.CommitOrdered: lambda state, line: state.commits_ordered.append(line.event),
+    ev.CommitOrdered: lambda state, line: _step(state, line.event.step).commits_ordered.append(line.event),
     ev.RestartOrdered: lambda state, line: state.restarts_ordered.append(line.event),
     ev.TaskSetAside: lambda state, line: state.set_aside.__setitem__(line.event.task, line.event.reason),
     ev.StopOrdered: lambda state, line: state.stops.__setitem__(line.incarnation, line.event.reason),
     ev.RunEnded: _ended,
     ev.CancelRequested: _cancel,
-    ev.ResumeRequested: lambda state, line: setattr(state, "cancel", 0),
+    ev.ResumeRequested: lambda state, line: state.asked.__setitem__(line.incarnation, 0),
     ev.GaveUp: lambda state, line: state.gave_up.__setitem__(line.incarnation, line.event.reason),
     ev.CellEntered: _cell_entered,
     ev.EngineStarted: _engine_started,

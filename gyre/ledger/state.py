@@ -32,12 +32,24 @@ class Execution(Struct):
     attempts: dict[int, Attempt] = field(default_factory=dict)
     excluded: str = ""
 
+    def last(self) -> int:
+        """The newest attempt that was dispatched (as far as was read); 0: none."""
+        return max((number for number, attempt in self.attempts.items() if attempt.incarnation), default=0)
+
     def outcome(self) -> ev.Finished | None:
-        """The graded or excluded attempt that ends the execution; None while it is open or was excluded unfinished."""
-        for attempt in self.attempts.values():
-            if attempt.finished is not None and attempt.finished.outcome != "retry":
-                return attempt.finished
-        return None
+        """What ends the execution; None while it is open or was excluded unfinished.
+
+        Only the newest dispatched attempt can: one that was given up for lost and ends after all changes nothing, so
+        an outcome, once known to the scheduler, stands.
+        """
+        attempt = self.attempts.get(self.last())
+        finished = attempt.finished if attempt is not None else None
+        return finished if finished is not None and finished.outcome != "retry" else None
+
+    def verdict(self) -> ev.Outcome | None:
+        """graded or excluded, once it is terminal."""
+        outcome = self.outcome()
+        return "excluded" if self.excluded else outcome.outcome if outcome is not None else None
 
     def terminal(self) -> bool:
         return bool(self.excluded) or self.outcome() is not None
@@ -50,6 +62,8 @@ class Group(Struct):
     version: int
     order: int
     """Position of dispatch in the run, over all purposes."""
+    overtaken: int = 0
+    """How many training groups dispatched later were consumed before it."""
 
 
 class Burst(Struct):
@@ -60,7 +74,7 @@ class Burst(Struct):
 
 
 class Step(Struct):
-    """Scheduler: consumed, filled, flushes, grants. Processor: microsteps, packed."""
+    """Processor: microsteps, packed. Scheduler: the rest."""
 
     consumed: list[ev.Consumed] = field(default_factory=list)
     filled: bool = False
@@ -69,6 +83,9 @@ class Step(Struct):
     microsteps: dict[str, ev.MicroStepReady] = field(default_factory=dict)
     packed: ev.Packed | None = None
     grants: list[ev.Granted] = field(default_factory=list)
+    offers_ordered: list[ev.OfferOrdered] = field(default_factory=list)
+    merges_ordered: list[ev.MergeOrdered] = field(default_factory=list)
+    commits_ordered: list[ev.CommitOrdered] = field(default_factory=list)
 
 
 class Contribution(Struct):
@@ -77,6 +94,8 @@ class Contribution(Struct):
     number: int
     microsteps: list[str]
     manifest: str
+    grants: list[int]
+    """Those whose gradients are in it: done since the contribution before."""
 
 
 class CellIncarnation(Struct):
@@ -91,6 +110,8 @@ class CellIncarnation(Struct):
     engines: dict[int, ev.EngineStarted] = field(default_factory=dict)
     serving: ev.Serving | None = None
     done: dict[int, ev.Done] = field(default_factory=dict)
+    buffer: list[int] = field(default_factory=list)
+    """Grants of the step in its buffer that it has not offered."""
     offers: dict[int, Contribution] = field(default_factory=dict)
     pulled: list[ev.Pulled] = field(default_factory=list)
 
@@ -113,10 +134,33 @@ class Lineage(Struct):
         return max(self.committed, default=self.opened.step)
 
 
+class Acceptance(Struct, frozen=True):
+    """An `accepted` line and where it stands: (epoch, n) of the scheduler's journal."""
+
+    epoch: int
+    n: int
+    writer: str
+    incarnation: int
+    cut: dict[int, int]
+
+
+class Tally(Struct):
+    """Sums over all executions, kept by the fold so that nobody has to visit them all."""
+
+    graded: int = 0
+    excluded: int = 0
+    tokens_sampled: int = 0
+    """Over all attempts that ended."""
+
+
 class RunState(Struct):
     seen: dict[str, dict[int, int]] = field(default_factory=dict)
     """writer -> incarnation -> last n folded."""
+    acceptances: list[Acceptance] = field(default_factory=list)
+    """Sorted. Those that a later scheduler cut are not among them."""
     cuts: dict[str, dict[int, int]] = field(default_factory=dict)
+    """writer -> incarnation -> last n that counts. It follows from `acceptances`; of an incarnation older than the
+    accepted one that is not named here nothing counts."""
     accepted: dict[str, int] = field(default_factory=dict)
     opened: dict[str, dict[int, ev.Opened]] = field(default_factory=dict)
     t_first: float = 0.0
@@ -129,19 +173,25 @@ class RunState(Struct):
     executions: dict[str, Execution] = field(default_factory=dict)
     open: set[str] = field(default_factory=set)
     """planned executions without a terminal outcome: |open| is the waterlevel."""
+    tally: Tally = field(default_factory=Tally)
+    planned: int = 0
+    """training groups so far"""
+    outstanding: dict[str, int] = field(default_factory=dict)
+    """training groups that are not consumed yet -> their order; oldest first"""
+    void: list[str] = field(default_factory=list)
+    """groups that were consumed void"""
     routes: dict[str, str] = field(default_factory=dict)
+    """execution -> cell, until its group is consumed"""
     routed: tuple[int, int] = (0, -1)
     """(epoch, n) of the newest Routed line."""
     steps: dict[int, Step] = field(default_factory=dict)
-    grants: dict[int, ev.Granted] = field(default_factory=dict)
+    granted: int = 0
+    """the newest grant"""
     roles: dict[str, ev.TrainOrdered | ev.ServeOrdered] = field(default_factory=dict)
     """The newest role order of each cell."""
     t_roles: dict[str, float] = field(default_factory=dict)
     lineage_ordered: ev.LineageOrdered | None = None
-    offers_ordered: list[ev.OfferOrdered] = field(default_factory=list)
-    merges_ordered: list[ev.MergeOrdered] = field(default_factory=list)
     fences_ordered: list[ev.FenceOrdered] = field(default_factory=list)
-    commits_ordered: list[ev.CommitOrdered] = field(default_factory=list)
     restarts_ordered: list[ev.RestartOrdered] = field(default_factory=list)
     set_aside: dict[str, str] = field(default_factory=dict)
     stops: dict[int, str] = field(default_factory=dict)
@@ -151,8 +201,8 @@ class RunState(Struct):
     gave_up: dict[int, str] = field(default_factory=dict)
     """supervisor incarnation -> why"""
 
-    cancel: int = 0
-    """0 no, 1 asked, 2 asked for now."""
+    asked: dict[int, int] = field(default_factory=dict)
+    """control incarnation -> 0 go on, 1 cancel, 2 cancel now"""
     slots: dict[str, dict[int, int]] = field(default_factory=dict)
     acknowledged: dict[str, dict[int, tuple[int, int]]] = field(default_factory=dict)
     cells: dict[str, dict[int, CellIncarnation]] = field(default_factory=dict)
@@ -165,6 +215,11 @@ class RunState(Struct):
     @property
     def waterlevel(self) -> int:
         return len(self.open)
+
+    @property
+    def cancel(self) -> int:
+        """0 no, 1 asked, 2 asked for now: the newest word of the command line."""
+        return self.asked.get(max(self.asked, default=0), 0)
 
     @property
     def ended(self) -> ev.RunEnded | None:

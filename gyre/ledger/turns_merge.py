@@ -25,7 +25,8 @@ def latest_rows(turns: Iterable[Turn]) -> list[Turn]:
     continued = set()
     for turn in latest.values():
         parent = latest.get((turn.execution, turn.attempt, turn.parent))
-        if parent is not None and turn.status != "aborted" and turn.keep == whole_length(parent):
+        # even a call that failed later shows that the harness had the whole reply: it sent it back
+        if parent is not None and turn.keep == whole_length(parent):
             continued.add((turn.execution, turn.attempt, turn.parent))
     rows = []
     for key in sorted(latest):

@@ -1,29 +1,17 @@
 """A reader's view of a run: the journals followed and folded, with a snapshot to start from.
 
-Owns the snapshot file. Invariant: `state` is the fold of what was read so far; when a cut arrives late, everything is
-read again with the cuts known. A snapshot is a cache: absent, old or unreadable, it costs time and nothing else.
+Invariants: `state` is the fold of what was read so far; when a cut arrives late, everything is read again with the cuts
+known. A line is handed out once, and only if it counts.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
-
-from gyre.ledger.files import write_atomic
-from gyre.ledger.fold import LateCut, fold
+from gyre.ledger.fold import LateCut, afresh, fold
 from gyre.ledger.job import read_job
 from gyre.ledger.layout import RunFolder
+from gyre.ledger.snapshot import SnapshotStore
 from gyre.ledger.state import RunState
 from gyre.ledger.tail import JournalTail, Line
-
-SNAPSHOT_VERSION = 1
-
-
-class Snapshot(msgspec.Struct, frozen=True):
-    version: int
-    offsets: dict[str, Any]
-    state: RunState
 
 
 class LedgerView:
@@ -33,43 +21,47 @@ class LedgerView:
         self.run = run
         self._writers = read_job(run).writers()
         self._tail = JournalTail(run, self._writers)
+        self._store = SnapshotStore(run)
         self.state = RunState()
-        saved = _load(run) if snapshot else None
+        saved = self._store.load() if snapshot else None
         if saved is not None:
-            self.state = saved.state
-            self._tail.restore(saved.offsets)
+            self.state, offsets = saved
+            self._tail.restore(offsets)
 
     def poll(self) -> list[Line]:
-        """Read and fold what is new; the lines are returned as read, in each writer's order."""
+        """Read and fold what is new. Returns the lines that counted, in each writer's order.
+
+        A line that was folded by its own writer (`fold(view.state, ...)`) before is not news.
+        """
         lines = self._tail.poll()
+        if not lines:
+            return []
+        out: list[Line] = []
+        before = {writer: dict(seen) for writer, seen in self.state.seen.items()}
         try:
             for line in lines:
-                fold(self.state, line)
+                if fold(self.state, line):
+                    self._store.folded(line.event)
+                    out.append(line)
         except LateCut:
-            self._again()
-        return lines
+            return self._again(before)
+        return out
 
-    def _again(self) -> None:
+    def _again(self, before: dict[str, dict[int, int]]) -> list[Line]:
+        """Read everything again, with the cuts known; the news is what was not folded before this poll."""
+        self._store.forget()
         while True:
-            self.state = RunState(cuts=self.state.cuts)
+            self.state = afresh(self.state)
             self._tail = JournalTail(self.run, self._writers)
+            news: list[Line] = []
             try:
                 for line in self._tail.poll():
-                    fold(self.state, line)
-                return
+                    if fold(self.state, line) and line.n > before.get(line.writer, {}).get(line.incarnation, -1):
+                        news.append(line)
+                return news
             except LateCut:
                 continue
 
     def save(self) -> None:
         """Write the snapshot. Only the scheduler does."""
-        snapshot = Snapshot(SNAPSHOT_VERSION, self._tail.offsets(), self.state)
-        write_atomic(self.run.snapshot, msgspec.msgpack.encode(snapshot))
-
-
-def _load(run: RunFolder) -> Snapshot | None:
-    try:
-        data = run.snapshot.read_bytes()
-        saved = msgspec.msgpack.decode(data, type=Snapshot)
-    except (FileNotFoundError, msgspec.DecodeError, msgspec.ValidationError):
-        return None  # a cache: without it, everything is read
-    return saved if saved.version == SNAPSHOT_VERSION else None
+        self._store.save(self.state, self._tail.offsets())

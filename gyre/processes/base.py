@@ -1,7 +1,8 @@
 """What every long-running process does: open its journal, beat, follow the ledger, end with its parent.
 
 Owns `Process`. Invariants: a process acts on orders only after the scheduler accepted its incarnation; it ends when its
-stdin reaches end of file (its parent died), when the run is stopped, or when the scheduler's counter stands still.
+stdin reaches end of file (its parent died, and be it busy), when the run is stopped, or when the scheduler's counter
+stands still; however it ends, `close` runs, and a user's mistake reaches its parent as one line.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from typing import Any
 import gyre
 from gyre.errors import UserError
 from gyre.ledger import events as ev
+from gyre.ledger.files import FULL, write_error
 from gyre.ledger.job import Job, read_job
 from gyre.ledger.journal import Journal
 from gyre.ledger.layout import RunFolder
@@ -27,6 +30,7 @@ from gyre.ledger.liveness import Heartbeat, LivenessWatch, read_counter
 from gyre.ledger.state import RunState
 from gyre.ledger.tail import Line
 from gyre.ledger.view import LedgerView
+from gyre.processes.children import say_last_words
 from gyre.recipe.load import load_recipe
 from gyre.recipe.schema import Recipe
 
@@ -36,6 +40,16 @@ POLL_SECONDS = 0.1
 BEAT_SECONDS = 1.0
 EXIT_PARENT_GONE = 3
 EXIT_SCHEDULER_SILENT = 4
+GRACE_SECONDS = 5.0
+"""For a process whose parent is gone to end in order; then it ends all the same."""
+
+
+class EndProcess(Exception):
+    """Ends this process with status `code`, in order; SystemExit, from inside a task, would tear its loop down."""
+
+    def __init__(self, code: int, why: str) -> None:
+        super().__init__(why)
+        self.code = code
 
 
 class Process:
@@ -99,8 +113,7 @@ class Process:
             self._heart.beat()
             self._watch.observe("scheduler", read_counter(self.run.alive_path("scheduler")))
             if self.name != "scheduler" and self._watch.dead("scheduler"):
-                log.error("the scheduler's counter stands still: ending")
-                raise SystemExit(EXIT_SCHEDULER_SILENT)
+                raise EndProcess(EXIT_SCHEDULER_SILENT, "the scheduler's counter stands still")
             await asyncio.sleep(BEAT_SECONDS)
 
     async def until(self, condition: Any) -> None:
@@ -130,18 +143,30 @@ class Process:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self.close()
-            self.journal.close()
+            try:
+                await self.close()
+            finally:
+                self.journal.close()
 
 
 async def parent_gone() -> None:
     """Ends the process when stdin reaches end of file: the parent's end of the pipe closed."""
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(os.dup(0), "rb"))
-    while await reader.read(4096):
+    loop, gone = asyncio.get_running_loop(), asyncio.Event()
+    threading.Thread(target=_watch_stdin, args=(loop, gone), name="parent", daemon=True).start()
+    await gone.wait()
+    raise EndProcess(EXIT_PARENT_GONE, "the parent is gone")
+
+
+def _watch_stdin(loop: asyncio.AbstractEventLoop, gone: asyncio.Event) -> None:
+    """A thread of its own: the event loop may be busy for long, and nothing it still does would count."""
+    while os.read(0, 4096):
         pass
-    raise SystemExit(EXIT_PARENT_GONE)
+    try:
+        loop.call_soon_threadsafe(gone.set)
+    except RuntimeError:
+        return  # the loop is closed: the process is at its end
+    time.sleep(GRACE_SECONDS)
+    os._exit(EXIT_PARENT_GONE)
 
 
 def process_start(pid: int | str = "self") -> float:
@@ -158,17 +183,32 @@ def arguments(description: str) -> argparse.ArgumentParser:
 
 
 def run_process(kind: type[Process]) -> None:
-    """Main function of a process module. A user's mistake is one line on stderr and its exit code."""
+    """Main function of a process module. A user's mistake, and a full disk, is one line and its exit code."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr, force=True
     )
     options = arguments(kind.__doc__ or "").parse_args()
 
+    run = RunFolder(Path(options.run))
+
     async def start() -> None:
-        await kind(RunFolder(Path(options.run)), options.name).main()
+        await kind(run, options.name).main()
 
     try:
         asyncio.run(start())
-    except UserError as error:
-        print(f"gyre: {options.name}: {error}", file=sys.stderr, flush=True)
-        raise SystemExit(error.code) from None
+    except EndProcess as end:
+        log.error("%s: ending", end)
+        raise SystemExit(end.code) from None
+    except (UserError, OSError) as error:
+        mistake = user_error(run, error)
+        if mistake is None:
+            raise
+        say_last_words(f"{options.name}: {mistake}")
+        raise SystemExit(mistake.code) from None
+
+
+def user_error(run: RunFolder, error: UserError | OSError) -> UserError | None:
+    """What a user can mend of `error`: a full file system is one, whoever met it; None when it is ours."""
+    if isinstance(error, UserError):
+        return error
+    return write_error(run.journal, error) if error.errno in FULL else None

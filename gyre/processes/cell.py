@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from gyre.engines.errors import EngineError
 from gyre.ledger import events as ev
 from gyre.ledger.layout import RunFolder
 from gyre.ledger.tail import Line
-from gyre.processes.base import Process, run_process
-from gyre.processes.children import ChildDied, RankChild
+from gyre.processes.base import EndProcess, Process, run_process
+from gyre.processes.children import Child, ChildDied, RankChild
 from gyre.processes.engine_child import EngineChild
 from gyre.processes.leases import keep_manifests
 
@@ -38,6 +39,13 @@ ORDERS = (
     ev.FenceOrdered,
     ev.CommitOrdered,
 )
+
+
+@dataclass(frozen=True)
+class EngineEnded:
+    """What the lead tells itself: this engine has ended. Whether that matters is seen when its turn comes."""
+
+    child: Child
 
 
 class Cell(Process):
@@ -72,18 +80,19 @@ class Cell(Process):
     async def on_lines(self, lines: list[Line]) -> None:
         for line in lines:
             event = line.event
-            if line.writer == "scheduler" and getattr(event, "cell", None) == self.name:
-                if event.incarnation != self.incarnation:
-                    continue
-                if isinstance(event, ev.RestartOrdered):
-                    log.error("ordered to restart: %s", event.reason)
-                    raise SystemExit(EXIT_RESTART)
-                if isinstance(event, ORDERS):
-                    self.orders.append(event)
-            elif isinstance(event, ev.Merged | ev.Refused):
-                if (event.source, event.source_incarnation) == (self.name, self.incarnation):
-                    self.orders.append(event)
+            if isinstance(event, ev.RestartOrdered) and self._for_me(event):
+                raise EndProcess(EXIT_RESTART, f"ordered to restart: {event.reason}")
+            if (isinstance(event, ORDERS) and self._for_me(event)) or (
+                isinstance(event, ev.Merged | ev.Refused) and self._mine(event)
+            ):
+                self.orders.append(event)
         self.news.set()
+
+    def _for_me(self, order: Any) -> bool:
+        return bool((order.cell, order.incarnation) == (self.name, self.incarnation))
+
+    def _mine(self, answer: ev.Merged | ev.Refused) -> bool:
+        return (answer.source, answer.source_incarnation) == (self.name, self.incarnation)
 
     def superseded(self) -> bool:
         """Is there a newer role to take than the one being taken?"""
@@ -102,9 +111,8 @@ class Cell(Process):
             finally:
                 watch.cancel()
         except ChildDied as error:
-            log.error("%s", error)
             self.enter("failed", detail=str(error))
-            raise SystemExit(EXIT_RESTART) from error
+            raise EndProcess(EXIT_RESTART, str(error)) from error
 
     async def _start_rank(self) -> None:
         arguments = ["--run", str(self.run.path), "--cell", self.name, "--incarnation", str(self.incarnation)]
@@ -124,21 +132,26 @@ class Cell(Process):
         self.say(ev.EngineStarted(engine=0, url=self.engine.url, key_file=self.engine.key_file, pid=pid))
 
     async def _watch_engine(self) -> None:
-        """An engine that ends while it should serve is started again and given its weights again."""
+        """Tell the lead, once, of each engine that ends."""
+        told: Child | None = None
         while True:
             child = self.engine.child
-            if child is not None:
+            if child is not None and child is not told:
                 await child.wait()
-                if self.engine.child is child and self.current == "rollout" and self.served is not None:
-                    log.error("%s ended with status %s", child.name, child.process.returncode)
-                    self.orders.append(self.served)
-                    self.news.set()
+                told = child
+                self.orders.append(EngineEnded(child))
+                self.news.set()
             await asyncio.sleep(RETRY_SECONDS)
+
+    async def _engine_ended(self, child: Child) -> None:
+        """One that should serve is started again, with its weights; in other roles that waits for the next serving."""
+        if self.engine.child is child and self.current == "rollout" and self.served is not None:
+            log.error("%s ended with status %s", child.name, child.process.returncode)
+            await self._serve_role(self.served)
 
     async def _watch_rank(self) -> None:
         if self.rank is not None:
-            await self.rank.child.wait()
-            raise ChildDied(f"{self.rank.child.name} ended; see its log")
+            raise await self.rank.child.death()
 
     async def _obey(self) -> None:
         await self.until_accepted()
@@ -177,6 +190,8 @@ class Cell(Process):
                 self._fence(order)
             case ev.CommitOrdered():
                 await self._commit(order)
+            case EngineEnded():
+                await self._engine_ended(order.child)
 
     # ---- roles ----
 
@@ -203,7 +218,7 @@ class Cell(Process):
             self.enter("joining")
             if not await self._pull(order.manifest, order.lineage, order.step - 1):
                 return
-        self.frozen = False
+        self._thaw()
         self.enter("training", order.lineage, order.step)
 
     @property
@@ -229,7 +244,7 @@ class Cell(Process):
             await self.ask("zero")
         self.enter("resuming")
         self.say(ev.ServingEnded())
-        self.frozen = False
+        self._thaw()
         if not await self._pull(order.manifest, order.lineage, order.step):
             return
         await self.ask("offload")
@@ -266,9 +281,7 @@ class Cell(Process):
         while True:
             pulled = await self.ask("pull", manifest=manifest)
             if "transfer_failed" not in pulled:
-                self.say(
-                    ev.Pulled(lineage=lineage, step=step, seconds=pulled["seconds"], nbytes=pulled["nbytes"])
-                )
+                self.say(ev.Pulled(lineage=lineage, step=step, seconds=pulled["seconds"], nbytes=pulled["nbytes"]))
                 return True
             log.error("pull of %s failed: %s", manifest, pulled["transfer_failed"])
             if self.superseded():
@@ -276,6 +289,11 @@ class Cell(Process):
             await asyncio.sleep(RETRY_SECONDS)
 
     # ---- gradients ----
+
+    def _thaw(self) -> None:
+        """A role begins: what was frozen, and what waited for its answer, belongs to a step that is over."""
+        self.frozen = False
+        self.deferred = []
 
     async def _train(self, grant: ev.Granted) -> None:
         if self.frozen:
@@ -324,7 +342,7 @@ class Cell(Process):
         self.deferred = []
 
     async def _merge(self, order: ev.MergeOrdered) -> None:
-        about = {
+        about: dict[str, Any] = {
             "lineage": order.lineage,
             "step": order.step,
             "source": order.source,
@@ -346,9 +364,7 @@ class Cell(Process):
 
     def _fence(self, order: ev.FenceOrdered) -> None:
         self.fenced.add((order.source, order.source_incarnation))
-        self.say(
-            ev.Fenced(lineage=order.lineage, source=order.source, source_incarnation=order.source_incarnation)
-        )
+        self.say(ev.Fenced(lineage=order.lineage, source=order.source, source_incarnation=order.source_incarnation))
 
     async def _commit(self, order: ev.CommitOrdered) -> None:
         began = time.monotonic()

@@ -1,18 +1,27 @@
 """Children of a process: started with pipes that tie their lives to ours, and ended by pid.
 
-Owns starting and ending subprocesses. Invariant: a child sees end of file on its stdin when its parent dies, however
-it dies; `end` leaves no process of the child's session behind.
+Owns starting and ending subprocesses, and the way of a child's last words. Invariants: a child sees end of file on its
+stdin when its parent dies, however it dies; `end` leaves no process of the child's session behind; the reason of an
+end reaches the parent through a pipe, for a log may be on the file system that is full.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import sys
 from pathlib import Path
 from typing import Any
+
+from gyre.errors import UserError
+
+EXIT_USER_ERRORS = (1, 2)
+WORDS = "GYRE_LAST_WORDS"
+"""Names the descriptor on which a child gives the reason of its end."""
+WORDS_BYTES = 4096
 
 
 class ChildDied(Exception):
@@ -22,26 +31,35 @@ class ChildDied(Exception):
 class Child:
     """A subprocess in a session of its own, with its output in a log file."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, name: str, process: asyncio.subprocess.Process, words: int) -> None:
         self.name = name
         self.process = process
+        self._words = words
 
     @classmethod
     async def start(
         cls, name: str, argv: list[str], log_file: Path, env: dict[str, str] | None = None, fds: tuple[int, ...] = ()
     ) -> Child:
         log_file.parent.mkdir(parents=True, exist_ok=True)
-        with open(log_file, "ab") as output:
-            process = await asyncio.create_subprocess_exec(
-                *argv,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                env={**os.environ, **(env or {})},
-                pass_fds=fds,
-                start_new_session=True,
-            )
-        return cls(name, process)
+        words, theirs = os.pipe()
+        os.set_blocking(words, False)
+        try:
+            with open(log_file, "ab") as output:
+                process = await asyncio.create_subprocess_exec(
+                    *argv,
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=output,
+                    stderr=output,
+                    env={**os.environ, **(env or {}), WORDS: str(theirs)},
+                    pass_fds=(*fds, theirs),
+                    start_new_session=True,
+                )
+        except BaseException:
+            os.close(words)
+            raise
+        finally:
+            os.close(theirs)
+        return cls(name, process, words)
 
     @property
     def pid(self) -> int:
@@ -54,19 +72,49 @@ class Child:
     async def wait(self) -> int:
         return await self.process.wait()
 
+    def last_words(self) -> str:
+        """The reason that it gave for its end, one line; "" when it gave none. Asked once, when it has ended."""
+        if self._words < 0:
+            return ""
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(self._words, WORDS_BYTES)
+            return (data.decode(errors="replace").strip().splitlines() or [""])[-1]
+        return ""
+
+    async def death(self) -> UserError | ChildDied:
+        """Why it ended: a user's mistake in its own words, or its status."""
+        code = await self.wait()
+        words = self.last_words()
+        if code in EXIT_USER_ERRORS and words:
+            return UserError(words, code=code)
+        return ChildDied(f"{self.name} ended with status {code}; see its log")
+
     async def end(self, grace: float = 0.0) -> None:
         """Ask with SIGTERM when there is `grace` (seconds), then kill the whole session."""
         if self.running and grace > 0:
             self.process.send_signal(signal.SIGTERM)
             try:
                 await asyncio.wait_for(self.process.wait(), grace)
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 pass  # it had its time; the kill below is what counts
         try:
             os.killpg(self.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass  # nothing of the session is left
         await self.process.wait()
+        if self._words >= 0:
+            os.close(self._words)
+            self._words = -1
+
+
+def say_last_words(text: str) -> None:
+    """Give the parent the reason of our end, and write it to stderr as a line "gyre: ..."."""
+    with contextlib.suppress(OSError):  # the log is perhaps on the file system that is full
+        print(f"gyre: {text}", file=sys.stderr, flush=True)
+    given = os.environ.get(WORDS, "")
+    if given.isdigit():
+        with contextlib.suppress(OSError):  # nobody listens
+            os.write(int(given), text.encode()[: WORDS_BYTES - 1] + b"\n")
 
 
 class RankChild:
@@ -80,14 +128,16 @@ class RankChild:
     @classmethod
     async def start(cls, name: str, arguments: list[str], log_file: Path) -> RankChild:
         read_end, write_end = os.pipe()
-        child = await Child.start(
-            name,
-            [sys.executable, "-m", "gyre.processes.trainer_rank", *arguments, "--reply-fd", str(write_end)],
-            log_file,
-            env={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
-            fds=(write_end,),
-        )
-        os.close(write_end)
+        try:
+            child = await Child.start(
+                name,
+                [sys.executable, "-m", "gyre.processes.trainer_rank", *arguments, "--reply-fd", str(write_end)],
+                log_file,
+                env={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
+                fds=(write_end,),
+            )
+        finally:
+            os.close(write_end)
         reader = asyncio.StreamReader(limit=1 << 24)
         await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_end, "rb")
@@ -98,16 +148,16 @@ class RankChild:
         await self._reply()
 
     async def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
-        """One operation and its answer. Raises ChildDied when the rank ends."""
+        """One operation and its answer. Raises ChildDied when the rank ends, UserError when it says why."""
         async with self._turn:
             if self.child.process.stdin is None or not self.child.running:
-                raise ChildDied(f"{self.child.name} is gone")
+                raise await self.child.death()
             self.child.process.stdin.write(json.dumps({"op": op, **arguments}).encode() + b"\n")
             return await self._reply()
 
     async def _reply(self) -> dict[str, Any]:
         line = await self._replies.readline()
         if not line.endswith(b"\n"):
-            raise ChildDied(f"{self.child.name} ended with status {await self.child.wait()}; see its log")
+            raise await self.child.death()
         answer: dict[str, Any] = json.loads(line)
         return answer

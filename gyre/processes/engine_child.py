@@ -1,13 +1,15 @@
 """One engine of a cell, as its lead sees it: the process, its client, and the moves of a role switch.
 
 Owns the engine's process and keys. Invariants: memory is released only when nothing runs in the engine; a push of
-weights is whole or the engine serves nothing.
+weights is whole or the engine serves nothing; each start has key and port files of its own, so a predecessor that is
+still on its way out is never taken for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 from pathlib import Path
 
 import aiohttp
@@ -17,7 +19,7 @@ from gyre.engines.errors import EngineUnavailable
 from gyre.engines.launch import reference_launch
 from gyre.errors import UserError
 from gyre.ledger.layout import RunFolder
-from gyre.processes.children import Child, ChildDied
+from gyre.processes.children import EXIT_USER_ERRORS, Child, ChildDied
 from gyre.recipe.schema import Recipe
 
 TAGS = ["kv_cache", "weights"]
@@ -31,13 +33,11 @@ class EngineChild:
         self.run, self.recipe, self.model, self.name, self.log_file = run, recipe, model, name, log_file
         self.child: Child | None = None
         self.url = ""
+        self.key_file = ""
+        """Name of the file in keys/; a proxy that finds it gone waits for the next announcement."""
         self.released = False
         self._session: aiohttp.ClientSession | None = None
         self._client: EngineClient | None = None
-
-    @property
-    def key_file(self) -> str:
-        return self.name
 
     @property
     def running(self) -> bool:
@@ -52,13 +52,16 @@ class EngineChild:
     async def start(self) -> None:
         """Launch and wait until it answers, within the recipe's start timeout. Raises ChildDied."""
         await self.close()
+        for old in self.run.keys.glob(f"{self.name}.*"):
+            old.unlink(missing_ok=True)
         if self.recipe.rollout.engine != "reference":
             raise UserError("rollout.engine: this version of gyre launches the reference engine only; see issue 6")
-        launch = reference_launch(self.recipe, self.model, self.run.keys, self.name)
+        self.key_file = f"{self.name}.{secrets.token_hex(4)}"
+        launch = reference_launch(self.recipe, self.model, self.run.keys, self.key_file)
         self.child = await Child.start(self.name, launch.argv, self.log_file, launch.env)
         try:
             port = await asyncio.wait_for(self._port(launch.port_file), self.recipe.rollout.start_timeout)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise ChildDied(f"{self.name} did not answer in rollout.start_timeout; see {self.log_file}") from None
         self.url = f"http://127.0.0.1:{port}"
         keys = json.loads(launch.key_file.read_text())
@@ -68,10 +71,18 @@ class EngineChild:
 
     async def _port(self, port_file: Path) -> int:
         while not port_file.exists():
-            if not self.running:
-                raise ChildDied(f"{self.name} ended before it answered; see {self.log_file}")
+            if self.child is not None and not self.running:
+                raise await self._death(self.child)
             await asyncio.sleep(START_POLL)
         return int(port_file.read_text())
+
+    async def _death(self, child: Child) -> Exception:
+        """Why it did not start. A server says what a user can mend in its last line, "error: ..."."""
+        code = await child.wait()
+        last = (self.log_file.read_text(errors="replace").strip().splitlines() or [""])[-1]
+        if code in EXIT_USER_ERRORS and last.startswith("error: "):
+            return UserError(f"{self.name}: {last.removeprefix('error: ')}", code=code)
+        return ChildDied(f"{self.name} ended with status {code} before it answered; see {self.log_file}")
 
     async def drain(self) -> None:
         """Cut the calls in flight; new ones wait in the engine, which their proxies leave."""

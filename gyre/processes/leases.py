@@ -1,7 +1,7 @@
 """Leases on published weights, as the ledger tells them.
 
-Invariant: a buffer is kept while it is current (the newest step's), while rollout is to serve it, and while a role order
-that names it is not done; an order ends with its incarnation.
+Invariant: a buffer is kept while it is current (the newest step's), while rollout is to serve it, and while a role
+order names it; an order ends with its incarnation.
 """
 
 from __future__ import annotations

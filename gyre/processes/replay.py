@@ -30,8 +30,8 @@ from gyre.trajectory.settings import Settings
 
 
 class ReplayedStep(Struct, frozen=True, kw_only=True):
-    """`microsteps_equal`: every micro-step has the digest that the run announced. `weights_equal`: bit-equal to what the
-    run published; None when the run did not train this step from these micro-steps, or nothing was trained.
+    """`microsteps_equal`: every micro-step has the digest that the run announced. `weights_equal`: bit-equal to what
+    the run published; None when the run did not train this step from these micro-steps, or nothing was trained.
     """
 
     step: int

@@ -1,8 +1,9 @@
 """A trainer rank: a program that does what its cell's lead says, one operation at a time.
 
-Owns one `Trainer`, the buffers it publishes and those it pulls. Requests are JSON lines on stdin, replies JSON lines on a
-descriptor of its own; rank 0 reads them and shares each with the other ranks of the cell. Invariants: an operation is
-whole or an error; a transfer that fails is an answer, everything else ends the rank and with it the cell's incarnation.
+Owns one `Trainer`, the buffers it publishes and those it pulls. Requests are JSON lines on stdin, replies JSON lines
+on a descriptor of its own; rank 0 reads them and shares each with the other ranks of the cell. Invariants: an operation
+is whole or an error; a transfer that fails is an answer, everything else ends the rank and with it the cell's
+incarnation.
 """
 
 from __future__ import annotations
@@ -26,9 +27,12 @@ import torch.distributed as dist
 
 from gyre.engines.client import EngineClient
 from gyre.engines.push import push_weights
+from gyre.errors import UserError
 from gyre.ledger.checkpoints import CheckpointMeta, newest_complete, prune
 from gyre.ledger.layout import RunFolder
 from gyre.ledger.microstep_files import read_microstep
+from gyre.processes.base import user_error
+from gyre.processes.children import say_last_words
 from gyre.recipe.load import load_recipe
 from gyre.training.batch import MicroStepBatch
 from gyre.training.layout import Layout
@@ -140,9 +144,7 @@ class Rank:
             return self.publisher.array(key)
         return self.puller.pull(buffer)
 
-    def _manifest(
-        self, kind: Any, lineage: int, step: int, version: int, number: int, buffer: RankBuffer
-    ) -> Manifest:
+    def _manifest(self, kind: Any, lineage: int, step: int, version: int, number: int, buffer: RankBuffer) -> Manifest:
         manifest = make_manifest(
             kind,
             lineage=lineage,
@@ -251,7 +253,19 @@ class Rank:
 
 
 OPERATIONS = frozenset(
-    "open_lineage publish pull push retire train freeze zero merge commit offload onload".split()
+    {
+        "open_lineage",
+        "pull",
+        "push",
+        "retire",
+        "train",
+        "freeze",
+        "zero",
+        "merge",
+        "commit",
+        "offload",
+        "onload",
+    }
 )
 
 
@@ -282,6 +296,20 @@ def read_requests(requests: queue.Queue[str]) -> None:
 
 
 def main() -> None:
+    """A user's mistake, or a full disk, is one line for the lead, and an exit code."""
+    options = arguments()
+    run = RunFolder(Path(options.run))
+    try:
+        train_for(run, options)
+    except (UserError, OSError) as error:
+        mistake = user_error(run, error)
+        if mistake is None:
+            raise
+        say_last_words(f"{options.cell}-rank-{options.rank}: {mistake}")
+        os._exit(mistake.code)  # threads of the transfer engine may not let the interpreter go
+
+
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="one trainer rank of a cell")
     parser.add_argument("--run", required=True)
     parser.add_argument("--cell", required=True)
@@ -291,11 +319,14 @@ def main() -> None:
     parser.add_argument("--world", type=int, default=1)
     parser.add_argument("--rendezvous", default="")
     parser.add_argument("--reply-fd", type=int, required=True)
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def train_for(run: RunFolder, options: argparse.Namespace) -> None:
+    """Serve the lead until it is gone."""
     requests: queue.Queue[str] = queue.Queue()
     threading.Thread(target=read_requests, args=(requests,), daemon=True).start()
     torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", "1"))))
-    run = RunFolder(Path(options.run))
     train = load_recipe(run.recipe, folders=False).train
     layout = Layout(
         rank=options.rank,

@@ -8,8 +8,10 @@ after calls go by them.
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
+import os
 import secrets
 import shutil
 import socket
@@ -31,11 +33,12 @@ from gyre.executions.limits import Limits as SandboxLimits
 from gyre.executions.sandbox import Sandbox, make_sandbox
 from gyre.executions.tasks import Task, load_tasks
 from gyre.ledger import events as ev
+from gyre.ledger.files import write_error
 from gyre.ledger.layout import RunFolder
 from gyre.ledger.shards import TurnWriter
 from gyre.ledger.tail import Line
 from gyre.processes.base import Process, run_process
-from gyre.proxy.capture import Capture, Limits
+from gyre.proxy.capture import Capture, Limits, Stats
 from gyre.proxy.generate import Generator
 from gyre.proxy.roles import rules_for
 from gyre.proxy.routes import Route, Routes
@@ -47,6 +50,8 @@ log = logging.getLogger("gyre")
 MODEL_NAME = "gyre"
 MEGABYTE = 1 << 20
 KEY_BYTES = 24
+ROOM_BYTES = 1 << 20
+"""With less room than this where workspaces lie, what a harness or a grader met is ours, not theirs."""
 
 
 class Worker(Process):
@@ -70,6 +75,7 @@ class Worker(Process):
         self._session: aiohttp.ClientSession | None = None
         self._waiting: asyncio.Queue[ev.Dispatch] = asyncio.Queue()
         self._keys: dict[str, str] = {}
+        self._running: set[asyncio.Task[None]] = set()
 
     # ---- the ledger ----
 
@@ -99,20 +105,25 @@ class Worker(Process):
         if found is None or found.serving is None or not found.engines:
             return None
         engine = found.engines[min(found.engines)]
+        key = self._key(engine.key_file)
+        if not key:
+            return None
         return Route(
             url=engine.url,
-            key=self._key(engine.key_file, engine.pid),
+            key=key,
             weight_version=found.serving.weight_version,
             cell=cell,
             epoch=self.state.incarnation(cell),
         )
 
-    def _key(self, key_file: str, pid: int) -> str:
-        """The engine's key; a new engine process has new keys."""
-        known = f"{key_file}/{pid}"
-        if known not in self._keys:
-            self._keys[known] = json.loads((self.run.keys / key_file).read_text())["api_key"]
-        return self._keys[known]
+    def _key(self, key_file: str) -> str:
+        """The engine's key; "" when the engine is gone and its key file with it: another one will be announced."""
+        if key_file not in self._keys:
+            try:
+                self._keys[key_file] = json.loads((self.run.keys / key_file).read_text())["api_key"]
+            except FileNotFoundError:
+                return ""
+        return self._keys[key_file]
 
     # ---- work ----
 
@@ -127,10 +138,28 @@ class Worker(Process):
             self._sync_routes()
             self.say(ev.WorkerReady(slots=self.recipe.sandbox.per_node))
             self.say(ev.RoutesAcknowledged(epoch=self.state.routed[0], n=self.state.routed[1]))
-            async with asyncio.TaskGroup() as group:
-                while True:
-                    dispatch = await self._waiting.get()
-                    group.create_task(self._run(dispatch), name=dispatch.execution)
+            try:
+                await self._run_all()
+            finally:
+                for task in self._running:
+                    task.cancel()
+                await asyncio.gather(*self._running, return_exceptions=True)
+
+    async def _run_all(self) -> None:
+        """Run what is dispatched, side by side. An error of one is ours, and ends the worker."""
+        waiting = asyncio.create_task(self._waiting.get())
+        try:
+            while True:
+                done, _ = await asyncio.wait({waiting, *self._running}, return_when=asyncio.FIRST_COMPLETED)
+                for task in done - {waiting}:
+                    self._running.discard(task)
+                    await task
+                if waiting.done():
+                    dispatch = waiting.result()
+                    self._running.add(asyncio.create_task(self._run(dispatch), name=dispatch.execution))
+                    waiting = asyncio.create_task(self._waiting.get())
+        finally:
+            waiting.cancel()
 
     def _make_proxy(self) -> Proxy:
         generator = Generator(
@@ -173,23 +202,30 @@ class Worker(Process):
                 attempt=dispatch.attempt,
                 key=key,
                 limits=Limits(
-                    context=self.recipe.rollout.context, max_tokens=self.recipe.harness.max_tokens
+                    context=self.recipe.rollout.context,
+                    max_tokens=self.recipe.harness.max_tokens,
+                    call_seconds=self.recipe.tasks.harness_timeout,
                 ),
                 rules=self.rules,
             )
         )
         began = time.monotonic()
         result = await self._execute(dispatch, key, capture, self.sandbox)
-        await self.proxy.unregister(key)
+        check_room(self.root)
         self.routes.forget(dispatch.execution)
         self.turns.sync()
         self.say(finished(dispatch, result, capture, time.monotonic() - began))
 
-    async def _execute(
-        self, dispatch: ev.Dispatch, key: str, capture: Capture, sandbox: Sandbox
-    ) -> ExecutionResult:
+    async def _execute(self, dispatch: ev.Dispatch, key: str, capture: Capture, sandbox: Sandbox) -> ExecutionResult:
         recipe, proxy = self.recipe, self.proxy
         sockets: list[socket.socket] = []
+        ended: list[asyncio.Task[Stats]] = []
+
+        def report() -> CallReport:
+            """The harness is dead: calls that still run are cut, before the grader takes its time."""
+            if proxy is not None and not ended:
+                ended.append(asyncio.create_task(proxy.unregister(key)))
+            return CallReport(model_calls=capture.stats.calls, server_error=capture.stats.server_errors > 0)
 
         async def listen(listener: socket.socket) -> None:
             if proxy is not None:
@@ -225,12 +261,11 @@ class Worker(Process):
                 sandbox,
                 self.root,
                 listen,
-                lambda: CallReport(
-                    model_calls=capture.stats.calls,
-                    server_error=capture.stats.server_errors > 0,
-                ),
+                report,
             )
         finally:
+            report()
+            await asyncio.gather(*ended)
             if proxy is not None:
                 for listener in sockets:
                     await proxy.remove_listener(listener)
@@ -239,6 +274,13 @@ class Worker(Process):
         if self.proxy is not None:
             await self.proxy.close()
         self.turns.close()
+
+
+def check_room(folder: Path) -> None:
+    """An execution that ends on a full disk says nothing about its task. Raises LedgerWriteError: it runs again."""
+    found = os.statvfs(folder)
+    if found.f_bavail * found.f_frsize < ROOM_BYTES or (found.f_files and not found.f_favail):
+        raise write_error(folder, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
 
 def finished(dispatch: ev.Dispatch, result: ExecutionResult, capture: Capture, seconds: float) -> ev.Finished:

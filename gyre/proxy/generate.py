@@ -11,6 +11,7 @@ last), and the reply's text is cut before it. Such a turn lacks its stop token, 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -79,8 +80,8 @@ class Generator:
     times only.
 
     A call fails after more than `fruitless` engine calls in a row that brought no token; a deadline is the
-    caller's. `patience`: seconds to wait for another route after the first such call; doubles up to 64 times
-    that.
+    caller's. `handover`: seconds that a call may go on after its route has gone. `patience`: seconds to wait for
+    another route after the first fruitless call; doubles up to 64 times that.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Generator:
         now: Callable[[], float],
         fruitless: int = 20,
         patience: float = 0.1,
+        handover: float = 0.5,
     ) -> None:
         self._routes = routes
         self._engines = engines
@@ -105,6 +107,7 @@ class Generator:
         self._now = now
         self._fruitless = fruitless
         self._patience = patience
+        self._handover = handover
 
     async def sample(self, wanted: Wanted, into: Sampled) -> None:
         """Fill `into` until it is finished. Raises GenerationFailed; if cancelled, `into` holds what stands."""
@@ -117,7 +120,7 @@ class Generator:
             first = False
             before = len(into.output)
             try:
-                reason = await self._engine_call(wanted, into, route)
+                reason = await self._while_routed(wanted, into, route)
             except EngineRefused as error:
                 raise GenerationFailed(f"the engine refused the call: {error}", into) from error
             if into.finish:
@@ -127,6 +130,23 @@ class Generator:
                 raise GenerationFailed(f"{fruitless} engine calls in a row sampled nothing: {reason}", into)
             # The route usually changes now; if not, the engine may be well again soon.
             await self._routes.other(wanted.execution, route, self._patience * min(2**fruitless, 64))
+
+    async def _while_routed(self, wanted: Wanted, into: Sampled, route: Route) -> str:
+        """An engine call that ends when its route does: an engine that is draining may hold it for a whole training."""
+        call = asyncio.ensure_future(self._engine_call(wanted, into, route))
+        left = asyncio.ensure_future(self._routes.left(wanted.execution, route))
+        try:
+            await asyncio.wait({call, left}, return_when=asyncio.FIRST_COMPLETED)
+            if not call.done():
+                # the engine may be about to hand over what it has sampled
+                await asyncio.wait({call}, timeout=self._handover)
+            if call.done():
+                return call.result()
+            return f"{route.cell} left rollout"
+        finally:
+            left.cancel()
+            call.cancel()
+            await asyncio.gather(left, call, return_exceptions=True)
 
     async def _engine_call(self, wanted: Wanted, into: Sampled, route: Route) -> str:
         """One engine call; keeps what was received. Gives the reason why the call is not finished, or ""."""

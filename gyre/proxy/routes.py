@@ -74,6 +74,11 @@ class Routes:
         except TimeoutError:
             return
 
+    async def left(self, execution: str, route: Route) -> None:
+        """Returns once `execution` does not go by `route` any more: its cell leaves, or closes for an update."""
+        while self.peek(execution) == route:
+            await self._changed.wait()
+
     def _notify(self) -> None:
         # Everyone who waits now wakes; later waiters wait for the next change.
         self._changed.set()

@@ -23,52 +23,76 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     build: str = ""
     """Script (relative to the recipe) that builds the model into the user's cache folder."""
     build_arguments: list[str] = field(default_factory=list)
+    """More arguments for the build script."""
     template: Literal["qwen3"] = "qwen3"
+    """Family of the chat template: how tails are rendered and tool calls parsed."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Of the trained weights; optimizer and gradients are float32."""
 
 
 class Tasks(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     path: str
+    """Folder of Harbor task folders."""
     harness_timeout: Seconds = 7200.0
+    """Then the harness is ended, and its workspace graded as it stands."""
     execution_timeout: Seconds = 14400.0
+    """Of everything together; then the execution is excluded."""
     grader_timeout: Seconds = 600.0
+    """Of one grading."""
     grader_attempts: Positive = 2
+    """Gradings that may fail before the execution is excluded."""
     attempts: Positive = 3
     """How often an execution is dispatched before it is excluded."""
 
 
 class Harness(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     name: str = "shell"
+    """`shell` (built in), or what an entry point of `gyre.harnesses` offers."""
     version: str = ""
+    """Wanted version; empty: any."""
     max_turns: Positive = 200
+    """Calls of one execution, where the harness can be told."""
     max_tokens: Positive = 32768
     """Most tokens sampled in one call."""
     environment: dict[str, str] = field(default_factory=dict)
+    """More environment variables of the harness."""
 
 
 class Sandbox(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     kind: Literal["bubblewrap", "apptainer", "enroot", "process"] = "bubblewrap"
+    """`process` isolates nothing: for trusted tasks."""
     per_node: Positive = 64
     """Executions that one worker runs at a time."""
     network: Literal["proxy", "none", "host"] = "proxy"
+    """`proxy`: no network but the model's."""
     memory_mb: Positive = 4096
+    """Resident memory of a sandbox."""
     disk_mb: Positive = 4096
+    """What a sandbox may write."""
     processes: Positive = 512
+    """Processes of a sandbox."""
     open_files: Positive = 4096
+    """Open files of one process."""
     keep_workspaces: Literal["none", "failed", "all"] = "none"
+    """Which workspaces stay after grading."""
 
 
 class Rollout(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     engine: Literal["sglang", "reference"] = "sglang"
+    """`reference`: a small engine with SGLang's routes, for CPU."""
     python: str = ""
     """Interpreter of the engine's own virtual environment (sglang)."""
     arguments: list[str] = field(default_factory=list)
+    """More arguments of the engine's server."""
     tensor_parallel: Positive = 1
     context: Positive = 131072
+    """Longest sequence, in tokens."""
     executions_per_cell: Positive = 96
     """C_e: executions that a serving cell carries."""
     temperature: Annotated[float, Meta(gt=0.0)] = 1.0
+    """Of sampling; top_p is 1 and top_k off, so that log-probabilities are exact."""
     start_timeout: Seconds = 900.0
+    """Until an engine answers."""
 
 
 class Group(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -77,40 +101,54 @@ class Group(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     groups_per_step: Positive = 16
     """B"""
     min_graded: Annotated[int, Meta(ge=2)] = 2
+    """With fewer graded executions a group is void: consumed, not trained."""
 
 
 class Schedule(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     mode: Literal["elastic", "colocate", "async"] = "elastic"
+    """How cells change roles."""
     steps_per_burst: Positive = 1
     """mu"""
     lead_steps: Natural = 0
     """phi: with 0 and mu = 1 the run is on-policy."""
     max_overtake: Natural = 64
+    """Later groups that may be consumed before one that is not ready."""
     training_cells: Positive = 1
     """async only: how many cells train."""
     phase_timeout: Seconds = 600.0
+    """Deadline of each phase of a switch; then the cell starts again."""
     cell_restarts: Natural = 20
 
 
 class Trajectory(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     max_paths: Positive = 5
+    """Paths that are trained of one execution."""
     min_targets: Natural = 1
+    """Paths with fewer targets come last."""
     selection: Literal["default", "paper"] = "default"
+    """What classes a path: its highest target, or (`paper`) its leaf's role."""
     packing: Literal["paths", "tree"] = "paths"
+    """`tree` computes shared prefixes once (not in this version)."""
     record: list[Literal["wire", "routing"]] = field(default_factory=list)
+    """What else is recorded (not in this version)."""
 
 
 class Objective(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     name: Literal["gspo", "grpo", "cispo", "tis"] = "gspo"
     clip: tuple[float, float] = (3e-4, 4e-4)
+    """Below and above 1; for `tis` the second bounds the weight."""
     advantage: Literal["mean", "mean_std", "leave_one_out"] = "mean_std"
+    """Baseline within a group."""
     std_floor: Annotated[float, Meta(gt=0.0)] = 1e-4
+    """Least standard deviation that divides."""
 
 
 class Train(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     steps: Positive
+    """Optimizer steps of the run."""
     learning_rate: Annotated[float, Meta(gt=0.0)] = 1e-6
     warmup_steps: Natural = 0
+    """Steps of linear warm-up; constant afterwards."""
     weight_decay: Annotated[float, Meta(ge=0.0)] = 0.0
     adam_betas: tuple[float, float] = (0.9, 0.95)
     adam_eps: float = 1e-8
@@ -121,22 +159,30 @@ class Train(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     context_parallel: Positive = 1
     data_parallel: Positive = 1
     tokens_per_microstep: Positive = 131072
+    """Most tokens of one micro-step; not below the context."""
     microsteps_per_grant: Positive = 1
+    """Micro-steps of a bundle, for each data-parallel rank."""
     checkpoint_every: Positive = 1
+    """Steps between checkpoints; the last step has one."""
     keep_checkpoints: Annotated[int, Meta(ge=2)] = 2
+    """Checkpoints that stay."""
 
 
 class Eval(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     path: str = ""
+    """Folder of held-out tasks, never trained on; empty: no evaluation."""
     every: Positive = 8
     """Bursts between evaluations; one also after the last step."""
     samples: Positive = 1
+    """Executions of each held-out task."""
 
 
 class Cells(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     count: Positive = 2
+    """The core and its satellites."""
     nodes_per_cell: Positive = 1
     gpus_per_node: Natural = 8
+    """0: on CPU."""
 
 
 class SlurmComponent(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -32,10 +32,8 @@ def open_burst(world: World) -> list[ev.Event]:
 
 def _train_plans(world: World) -> list[ev.GroupPlan]:
     state, settings = world.state, world.settings
-    planned = sum(1 for group in state.groups.values() if group.plan.purpose == "train")
-    consumed = len(state.consumed)
-    outstanding = planned - consumed
-    room = (settings.lead_steps + settings.steps_per_burst) * settings.groups_per_step - outstanding
+    planned = state.planned
+    room = (settings.lead_steps + settings.steps_per_burst) * settings.groups_per_step - len(state.outstanding)
     needed = settings.steps * settings.groups_per_step - planned
     return [
         ev.GroupPlan(f"g{number:05d}", task_of(world, number), settings.executions)
@@ -65,9 +63,7 @@ def dispatch(world: World) -> list[ev.Event]:
     """Orders to workers, as their slots allow: older executions first, the freest worker first."""
     state = world.state
     free = _free_slots(world)
-    todo = sorted(
-        name for name in state.open if name in state.executions and _next_attempt(world, name) is not None
-    )
+    todo = sorted(name for name in state.open if _next_attempt(world, name) is not None)
     todo.sort(key=lambda name: state.groups[state.executions[name].group].order)
     batches: dict[str, list[ev.Dispatch]] = {}
     excluded: list[ev.Event] = []
@@ -81,9 +77,7 @@ def dispatch(world: World) -> list[ev.Event]:
         if worker is None or free[worker] <= 0:
             break
         free[worker] -= 1
-        batches.setdefault(worker, []).append(
-            ev.Dispatch(name, attempt, execution.task, execution.purpose)
-        )
+        batches.setdefault(worker, []).append(ev.Dispatch(name, attempt, execution.task, execution.purpose))
     return excluded + [
         ev.Dispatched(worker=worker, incarnation=state.incarnation(worker), executions=batch)
         for worker, batch in batches.items()
@@ -108,7 +102,7 @@ def _free_slots(world: World) -> dict[str, int]:
 def _next_attempt(world: World, name: str) -> int | None:
     """The number of the attempt to dispatch now, or None while one is under way."""
     execution = world.state.executions[name]
-    last = max(execution.attempts, default=0)
+    last = execution.last()
     if last == 0:
         return 1
     attempt = execution.attempts[last]
@@ -127,15 +121,16 @@ def set_aside(world: World) -> list[ev.Event]:
     """A task with two groups in which no execution could be graded, for want of its environment, is named and dropped."""
     state = world.state
     failed: dict[str, int] = {}
-    for name, group in state.groups.items():
-        if name in state.consumed and group.plan.purpose == "train" and not state.graded(name):
+    for name in state.void:
+        group = state.groups[name]
+        if group.plan.task not in state.set_aside and not state.graded(name):
             reasons = {_reason(state.executions[e]) for e in execution_names(group.plan)}
             if any("image" in reason or "environment" in reason for reason in reasons):
                 failed[group.plan.task] = failed.get(group.plan.task, 0) + 1
     return [
         ev.TaskSetAside(task=task, reason=f"its environment failed in {count} groups")
         for task, count in failed.items()
-        if count >= 2 and task not in state.set_aside
+        if count >= 2
     ]
 
 

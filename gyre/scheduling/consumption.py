@@ -23,13 +23,12 @@ def consume(world: World) -> list[ev.Event]:
     taken = len(found.consumed) if found is not None else 0
     if taken >= settings.groups_per_step:
         return [ev.StepFilled(step=step)]
-    waiting = _outstanding(world)
-    overtaken = _overtaken(world)
+    waiting = list(state.outstanding)
     for index, name in enumerate(waiting):
         if not state.group_terminal(name):
             continue
         others = [other for other in waiting if other != name]
-        late = any(overtaken.get(other, 0) >= settings.max_overtake for other in waiting[:index])
+        late = any(state.groups[other].overtaken >= settings.max_overtake for other in waiting[:index])
         if late or not feasible([deadline(world, other) for other in others], settings, step, taken + 1):
             continue
         void = len(state.graded(name)) < settings.min_graded
@@ -50,30 +49,12 @@ def feasible(deadlines: list[int], settings: Settings, step: int, taken: int) ->
     """Do all deadlines hold if `taken` places of `step` are used and B a step follow (earliest deadline first)?"""
     places = settings.groups_per_step - taken
     return all(
-        position < places + (due - step) * settings.groups_per_step
-        for position, due in enumerate(sorted(deadlines))
+        position < places + (due - step) * settings.groups_per_step for position, due in enumerate(sorted(deadlines))
     )
 
 
-def _outstanding(world: World) -> list[str]:
-    state = world.state
-    names = [n for n, g in state.groups.items() if g.plan.purpose == "train" and n not in state.consumed]
-    return sorted(names, key=lambda name: state.groups[name].order)
-
-
-def _overtaken(world: World) -> dict[str, int]:
-    """For each outstanding group, how many groups dispatched later were consumed before it."""
-    state = world.state
-    consumed = sorted(state.groups[name].order for name in state.consumed if name in state.groups)
-    return {
-        name: sum(1 for order in reversed(consumed) if order > state.groups[name].order)
-        for name in _outstanding(world)
-    }
-
-
 def _more_to_come(world: World) -> bool:
-    planned = sum(1 for group in world.state.groups.values() if group.plan.purpose == "train")
-    return planned < world.settings.steps * world.settings.groups_per_step
+    return world.state.planned < world.settings.steps * world.settings.groups_per_step
 
 
 def flush(world: World) -> list[ev.Event]:
@@ -82,11 +63,8 @@ def flush(world: World) -> list[ev.Event]:
     found = world.state.steps.get(step)
     if lineage is None or found is None or found.filled or not found.consumed:
         return []
-    idle = any(
-        world.training(cell) and world.settled(cell) and not world.unfinished(cell)
-        for cell in world.settings.cells
-    )
+    idle = any(world.joined(cell) and not world.unfinished(cell) for cell in world.settings.cells)
     last = found.flushes[-1] if found.flushes else 0
-    if idle and not world.pending(lineage, step) and len(found.consumed) > last:
+    if idle and not world.pending and len(found.consumed) > last:
         return [ev.Flushed(step=step)]
     return []

@@ -45,16 +45,14 @@ def fence(world: World) -> list[ev.Event]:
     lineage = world.reign()
     if lineage is None:
         return []
-    asked = {
-        (f.source, f.source_incarnation) for f in world.state.fences_ordered if f.lineage == world.number
-    }
-    merged = world.merged(lineage, world.step)
+    asked = {(f.source, f.source_incarnation) for f in world.state.fences_ordered if f.lineage == world.number}
     gone = {
         (g.cell, g.incarnation)
-        for g in world.grants(world.step)
+        for g in world.grants
         if (g.cell, g.incarnation) != (lineage.cell, lineage.incarnation)
         and (world.state.incarnation(g.cell) != g.incarnation or not world.alive(g.cell))
-        and not set(g.microsteps) <= merged
+        and g.grant not in world.lost
+        and not world.merged.issuperset(g.microsteps)
     }
     return [
         ev.FenceOrdered(
@@ -81,14 +79,30 @@ def restart(world: World) -> list[ev.Event]:
 
 def _stuck(world: World, cell: str) -> str:
     """Why this incarnation has to end, or "". A fenced one has nothing left to give; it may not know."""
-    state = world.state
-    lineage, incarnation = world.reign(), state.incarnation(cell)
-    if lineage is not None and any(
-        (f.source, f.source_incarnation) == (cell, incarnation) for f in lineage.fenced
-    ):
+    state, lineage = world.state, world.reign()
+    if world.is_fenced(cell):
         return "its contributions are fenced"
+    if lineage is not None and cell == lineage.cell and _nobody_serves(world, cell):
+        return "nobody else is left to serve, and the step in hand waits for executions"
     if world.settled(cell) or cell in world.dead:
         return ""
     found = state.cell(cell) or CellIncarnation()
     late = world.waiting.get(cell, 0.0) > world.settings.phase_timeout
     return f"{found.state} passed its deadline" if late else ""
+
+
+def _nobody_serves(world: World, core: str) -> bool:
+    """The core trains a step that cannot be filled, since all others that would serve are gone, and stay away.
+
+    Its gradients are of use to nobody then: as a new incarnation it serves first, and does the step again.
+    """
+    others = [cell for cell in world.settings.cells if cell != core]
+    found = world.state.steps.get(world.step)
+    return (
+        bool(world.state.waterlevel and others)
+        and world.settings.mode != "async"
+        and world.training(core)
+        and (found is None or not found.filled)
+        and not any(world.alive(cell) for cell in others)
+        and all(world.waiting.get(cell, 0.0) > world.settings.phase_timeout for cell in world.settings.cells)
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from gyre.ledger import events as ev
 from gyre.ledger.state import CellIncarnation, Lineage, RunState
@@ -16,7 +17,7 @@ from gyre.scheduling.settings import Settings
 
 @dataclass(frozen=True)
 class World:
-    """One moment as the decisions see it.
+    """One moment as the decisions see it: make another after each fold, for what it has found out it keeps.
 
     `dead`: writers whose liveness counter stands still. `waiting`: for each cell, seconds since its role order or its
     state last changed. Both are judged by the scheduler's own monotonic clock.
@@ -50,23 +51,39 @@ class World:
     def training(self, cell: str) -> bool:
         return self.alive(cell) and isinstance(self.role_order(cell), ev.TrainOrdered)
 
+    def joined(self, cell: str) -> bool:
+        """Does it sum gradients of the step in hand?"""
+        found = self.state.cell(cell)
+        return found is not None and self.training(cell) and found.training == (self.number, self.step)
+
     def returning(self, cell: str) -> bool:
-        """Ordered to train for a burst that is over: on its way back."""
+        """Ordered to train for a burst that is over, every step of it committed: on its way back."""
         order = self.role_order(cell)
         if self.settings.mode == "async" or not isinstance(order, ev.TrainOrdered):
             return False
-        return self.settings.burst_of(order.step) < self.burst
+        return self.step > self.settings.steps or self.settings.burst_of(order.step) < self.settings.burst_of(self.step)
 
     def will_serve(self, cell: str) -> bool:
         """Serves now or will without another decision in its way."""
-        return self.alive(cell) and (not self.training(cell) or self.returning(cell))
+        if not self.alive(cell) or self.settings.only_trains(cell):
+            return False
+        return not self.training(cell) or self.returning(cell)
 
     def serving_cells(self) -> list[str]:
-        return [cell for cell in self.settings.cells if self.alive(cell) and not self.training(cell)]
+        return [
+            cell
+            for cell in self.settings.cells
+            if self.alive(cell) and not self.training(cell) and not self.settings.only_trains(cell)
+        ]
+
+    def starved(self) -> bool:
+        """Are cells lost, so that those which serve cannot carry the waterlevel? Then satellites come back."""
+        carried = self.settings.cell_room * len(self.serving_cells())
+        return self.settings.mode != "async" and self.state.waterlevel > carried
 
     # ---- lineage, step, burst ----
 
-    @property
+    @cached_property
     def burst(self) -> int:
         return max(self.state.bursts, default=0)
 
@@ -77,16 +94,20 @@ class World:
             return None
         return lineage if self.alive(lineage.cell) else None
 
-    @property
+    @cached_property
     def step(self) -> int:
         """The step in hand: the next one to commit."""
         lineage = self.state.reign()
         return lineage.step() + 1 if lineage is not None else 1
 
+    @cached_property
+    def number(self) -> int:
+        """The newest lineage."""
+        return max(self.state.lineages, default=0)
+
     def served(self, lineage: Lineage) -> ev.Committed | ev.LineageOpened:
         """The weights that rollout should have now: those of the burst's boundary, or what the lineage has."""
-        boundary = self.settings.first_step(max(1, self.burst)) - 1
-        return lineage.committed.get(boundary, lineage.opened)
+        return lineage.committed.get(self.settings.boundary(self.burst), lineage.opened)
 
     def to_serve(self, lineage: Lineage, cell: str) -> ev.Committed | ev.LineageOpened:
         """The weights that `cell` should serve. The core serves what it holds: it never goes back to older weights."""
@@ -95,81 +116,80 @@ class World:
     def newest(self, lineage: Lineage) -> ev.Committed | ev.LineageOpened:
         return lineage.committed.get(lineage.step(), lineage.opened)
 
-    # ---- micro-steps ----
+    # ---- micro-steps of the step in hand, in the reigning lineage ----
 
-    def merged(self, lineage: Lineage, step: int) -> set[str]:
-        """Micro-steps of `step` that are in the core's buffer: its own done ones and merged contributions."""
-        core = self.state.cells.get(lineage.cell, {}).get(lineage.incarnation, CellIncarnation())
-        own = {m for d in core.done.values() if (d.lineage, d.step) == (self.number, step) for m in d.microsteps}
-        return own.union(*(m.microsteps for m in lineage.merged if m.step == step))
-
-    @property
+    @cached_property
     def number(self) -> int:
         return max(self.state.lineages, default=0)
 
-    def lost(self, lineage: Lineage, grant: ev.Granted) -> bool:
-        """Will this grant never be merged any more? Only the core's word counts: fenced, or refused."""
-        if any(
-            (f.source, f.source_incarnation) == (grant.cell, grant.incarnation) for f in lineage.fenced
-        ):
-            return True
-        found = self.state.cells.get(grant.cell, {}).get(grant.incarnation)
-        refused = {
-            r.number
-            for r in lineage.refused
-            if (r.source, r.source_incarnation) == (grant.cell, grant.incarnation)
-        }
-        return found is not None and any(
-            set(grant.microsteps) <= set(offer.microsteps)
-            for number, offer in found.offers.items()
-            if number in refused
+    @cached_property
+    def grants(self) -> list[ev.Granted]:
+        found = self.state.steps.get(self.step)
+        return [g for g in found.grants if g.lineage == self.number] if found is not None else []
+
+    @cached_property
+    def merged(self) -> frozenset[str]:
+        """What is in the core's buffer: its own done micro-steps, and merged contributions."""
+        lineage = self.state.reign()
+        if lineage is None:
+            return frozenset()
+        core = self.state.cells.get(lineage.cell, {}).get(lineage.incarnation, CellIncarnation())
+        own = [
+            m
+            for g in self.grants
+            if (g.cell, g.incarnation) == (lineage.cell, lineage.incarnation) and g.grant in core.done
+            for m in g.microsteps
+        ]
+        return frozenset(own).union(*(m.microsteps for m in lineage.merged if m.step == self.step))
+
+    @cached_property
+    def fenced(self) -> frozenset[tuple[str, int]]:
+        """Incarnations whose contributions the core refuses for good."""
+        lineage = self.state.reign()
+        return (
+            frozenset((f.source, f.source_incarnation) for f in lineage.fenced) if lineage is not None else frozenset()
         )
 
-    def held(self, lineage: Lineage, step: int) -> set[str]:
-        """Micro-steps of `step` that a cell works on or has in its buffer."""
-        return {
-            m
-            for grant in self.grants(step)
-            if not self.lost(lineage, grant)
-            for m in grant.microsteps
-        }
+    def is_fenced(self, cell: str) -> bool:
+        return (cell, self.state.incarnation(cell)) in self.fenced
 
-    def grants(self, step: int) -> list[ev.Granted]:
-        """Grants of `step` in the reigning lineage."""
-        found = self.state.steps.get(step)
-        number = self.number
-        return [g for g in found.grants if g.lineage == number] if found is not None else []
+    @cached_property
+    def lost(self) -> frozenset[int]:
+        """Grants that will never be merged any more. Only the core's word counts: fenced, or refused."""
+        lineage = self.state.reign()
+        refused = [r for r in lineage.refused if r.step == self.step] if lineage is not None else []
+        lost = {g.grant for g in self.grants if (g.cell, g.incarnation) in self.fenced}
+        for answer in refused:
+            found = self.state.cells.get(answer.source, {}).get(answer.source_incarnation, CellIncarnation())
+            if answer.number in found.offers:
+                lost.update(found.offers[answer.number].grants)
+        return frozenset(lost)
 
-    def pending(self, lineage: Lineage, step: int) -> list[str]:
-        """Micro-steps of `step` to be granted, in the order of their announcement."""
-        found = self.state.steps.get(step)
+    @cached_property
+    def pending(self) -> list[str]:
+        """To be granted, in the order of their announcement: neither merged nor held by a cell."""
+        found = self.state.steps.get(self.step)
         if found is None:
             return []
-        taken = self.merged(lineage, step) | self.held(lineage, step)
-        return [name for name in found.microsteps if name not in taken]
+        held = {m for grant in self.grants if grant.grant not in self.lost for m in grant.microsteps}
+        return [name for name in found.microsteps if name not in self.merged and name not in held]
 
     def unfinished(self, cell: str) -> list[ev.Granted]:
-        """Grants of the reigning lineage that this cell's incarnation has not reported done."""
+        """Grants that this cell's incarnation has not reported done."""
         found = self.state.cell(cell)
         done = found.done if found is not None else {}
         incarnation = self.state.incarnation(cell)
-        return [
-            g
-            for g in self.grants(self.step)
-            if (g.cell, g.incarnation) == (cell, incarnation) and g.grant not in done
-        ]
+        return [g for g in self.grants if (g.cell, g.incarnation) == (cell, incarnation) and g.grant not in done]
 
     def unmerged(self, lineage: Lineage, cell: str) -> list[str]:
-        """Micro-steps in this cell's buffer that the core does not have (and has not refused)."""
-        found = self.state.cell(cell)
+        """Micro-steps in this satellite's buffer that the core does not have (and has not refused)."""
+        found, incarnation = self.state.cell(cell), self.state.incarnation(cell)
         if found is None or cell == lineage.cell:
             return []
-        merged = self.merged(lineage, self.step)
-        granted = {g.grant: g for g in self.grants(self.step)}
         return [
             m
-            for done in found.done.values()
-            if done.grant in granted and not self.lost(lineage, granted[done.grant])
-            for m in done.microsteps
-            if m not in merged
+            for g in self.grants
+            if (g.cell, g.incarnation) == (cell, incarnation) and g.grant in found.done and g.grant not in self.lost
+            for m in g.microsteps
+            if m not in self.merged
         ]

@@ -19,11 +19,11 @@ def grant(world: World) -> list[ev.Event]:
     lineage = world.reign()
     if lineage is None or world.step > world.settings.steps:
         return []
-    pending = world.pending(lineage, world.step)
+    pending = world.pending
     able = [
         cell
         for cell in world.settings.cells
-        if world.training(cell) and _joined(world, cell) and not _offering(world, lineage, cell)
+        if world.joined(cell) and not world.is_fenced(cell) and not _offering(world, lineage, cell)
     ]
     if not pending or not able:
         return []
@@ -32,7 +32,7 @@ def grant(world: World) -> list[ev.Event]:
         return []
     return [
         ev.Granted(
-            grant=max(world.state.grants, default=0) + 1,
+            grant=world.state.granted + 1,
             lineage=world.number,
             step=world.step,
             cell=cell,
@@ -42,20 +42,13 @@ def grant(world: World) -> list[ev.Event]:
     ]
 
 
-def _joined(world: World, cell: str) -> bool:
-    found = world.state.cell(cell)
-    return found is not None and found.training == (world.number, world.step)
-
-
 def _open_offer(world: World, lineage: Lineage, cell: str) -> int | None:
     """Number of the contribution of this cell that the core has not answered."""
     found, incarnation = world.state.cell(cell), world.state.incarnation(cell)
     if found is None:
         return None
     answered = {
-        a.number
-        for a in [*lineage.merged, *lineage.refused]
-        if (a.source, a.source_incarnation) == (cell, incarnation)
+        a.number for a in [*lineage.merged, *lineage.refused] if (a.source, a.source_incarnation) == (cell, incarnation)
     }
     for number, offer in found.offers.items():
         if (offer.lineage, offer.step) == (world.number, world.step) and number not in answered:
@@ -65,11 +58,11 @@ def _open_offer(world: World, lineage: Lineage, cell: str) -> int | None:
 
 def _offering(world: World, lineage: Lineage, cell: str) -> bool:
     """Was an offer ordered that is not answered yet? Then its buffer is frozen or about to be."""
-    incarnation = world.state.incarnation(cell)
+    incarnation, found = world.state.incarnation(cell), world.state.steps.get(world.step)
     ordered = sum(
         1
-        for o in world.state.offers_ordered
-        if (o.cell, o.incarnation, o.lineage, o.step) == (cell, incarnation, world.number, world.step)
+        for o in (found.offers_ordered if found is not None else ())
+        if (o.cell, o.incarnation, o.lineage) == (cell, incarnation, world.number)
     )
     answered = sum(
         1
@@ -85,13 +78,12 @@ def offer(world: World) -> list[ev.Event]:
     if lineage is None:
         return []
     found = world.state.steps.get(step)
-    finished = found is not None and found.packed is not None and not world.pending(lineage, step)
+    finished = found is not None and found.packed is not None and not world.pending
     orders: list[ev.Event] = []
     for cell in world.settings.cells:
         if cell == lineage.cell or not world.training(cell) or world.unfinished(cell):
             continue
-        starved = world.state.waterlevel > world.settings.cell_room * len(world.serving_cells())
-        if not world.unmerged(lineage, cell) or not (finished or starved):
+        if not world.unmerged(lineage, cell) or not (finished or world.starved()):
             continue
         if not _offering(world, lineage, cell):
             orders.append(
@@ -117,13 +109,12 @@ def merge(world: World) -> list[ev.Event]:
         if number is None or found is None:
             continue
         incarnation = world.state.incarnation(cell)
+        offered = found.offers[number]
         asked = any(
-            (m.lineage, m.source, m.source_incarnation, m.number)
-            == (world.number, cell, incarnation, number)
-            for m in world.state.merges_ordered
+            (m.lineage, m.source, m.source_incarnation, m.number) == (world.number, cell, incarnation, number)
+            for m in world.state.steps[offered.step].merges_ordered
         )
         if not asked:
-            offered = found.offers[number]
             orders.append(
                 ev.MergeOrdered(
                     cell=lineage.cell,
@@ -148,11 +139,11 @@ def commit(world: World) -> list[ev.Event]:
     if found is None or found.packed is None:
         return []
     packed = found.packed
-    if set(packed.microsteps) != world.merged(lineage, step) & set(packed.microsteps):
+    if not world.merged.issuperset(packed.microsteps):
         return []
     if packed.microsteps and world.state.cells[lineage.cell][lineage.incarnation].state != "training":
         return []
-    if any((c.lineage, c.step) == (world.number, step) for c in world.state.commits_ordered):
+    if any(c.lineage == world.number for c in found.commits_ordered):
         return []
     return [
         ev.CommitOrdered(

@@ -23,7 +23,9 @@ def switch(world: World) -> list[ev.Event]:
         return [_serve(world, lineage, cell) for cell in refresh]
     void = [cell for cell in world.settings.cells if _void(world, cell)]
     if void:
-        return [_train(world, lineage, cell) for cell in void]
+        # without the core in training there is no step to join
+        joins = world.training(lineage.cell) or world.settings.mode == "async"
+        return [(_train if joins else _serve)(world, lineage, cell) for cell in void]
     if any(world.alive(cell) and not world.settled(cell) for cell in world.settings.cells):
         return []
     back = _back(world, lineage)
@@ -48,13 +50,11 @@ def capacity(world: World, but: str = "") -> int:
 
 def _stale(world: World, lineage: Lineage, cell: str) -> bool:
     """Serves, or is new and without a role, and should have the weights of this boundary: no switch, just an update."""
-    if not world.alive(cell) or world.training(cell):
+    if not world.alive(cell) or world.training(cell) or world.settings.only_trains(cell):
         return False
     order = world.role_order(cell)
     return order is None or (
-        isinstance(order, ev.ServeOrdered)
-        and order.weight_version != world.to_serve(lineage, cell).weight_version
-        and (world.settled(cell) or order.lineage != world.number)
+        isinstance(order, ev.ServeOrdered) and order.weight_version != world.to_serve(lineage, cell).weight_version
     )
 
 
@@ -80,16 +80,16 @@ def _back(world: World, lineage: Lineage) -> ev.Event | None:
     over = world.returning(last)
     if over and last == lineage.cell and _core_stays(world):
         return None
-    if over or (world.state.waterlevel > capacity(world) and last != lineage.cell):
+    if over or (world.starved() and last != lineage.cell):
         return _serve(world, lineage, last)
-    if world.state.waterlevel and not capacity(world) and not _step_under_way(world, lineage):
+    if world.state.waterlevel and not capacity(world) and not _step_under_way(world):
         return _serve(world, lineage, last)
     return None
 
 
-def _step_under_way(world: World, lineage: Lineage) -> bool:
+def _step_under_way(world: World) -> bool:
     """Has the core gradients of an uncommitted step in its buffer? Then it finishes the step first."""
-    return bool(world.merged(lineage, world.step) or world.grants(world.step))
+    return bool(world.merged or world.grants)
 
 
 def _core_stays(world: World) -> bool:
@@ -97,11 +97,7 @@ def _core_stays(world: World) -> bool:
     state, settings = world.state, world.settings
     if world.step > settings.steps:
         return False
-    ready = sum(
-        1
-        for name, group in state.groups.items()
-        if group.plan.purpose == "train" and name not in state.consumed and state.group_terminal(name)
-    )
+    ready = sum(1 for name in state.outstanding if state.group_terminal(name))
     found = state.steps.get(world.step)
     ready += len(found.consumed) if found is not None else 0
     return ready >= settings.groups_per_step and state.waterlevel <= capacity(world)
@@ -124,28 +120,30 @@ def _rejoin(world: World, lineage: Lineage) -> list[ev.Event]:
 def _forward(world: World, lineage: Lineage) -> str | None:
     """The next cell that should leave rollout for training."""
     settings = world.settings
-    serving = [cell for cell in settings.cells if world.alive(cell) and not world.training(cell)]
-    if not serving or world.step > settings.steps:
+    if world.step > settings.steps:
         return None
-    cell = serving[0]
+    waiting = [cell for cell in settings.cells if world.alive(cell) and not world.training(cell)]
     if settings.mode == "async":
-        return cell if cell in settings.cells[: settings.training_cells] else None
+        return next((cell for cell in waiting if settings.only_trains(cell)), None)
+    if not waiting:
+        return None
+    cell = waiting[0]
     if cell != lineage.cell and not world.training(lineage.cell):
         return None
-    if not _work(world, lineage):
+    if not _work(world):
         return None
     limit = 0 if settings.mode == "colocate" else capacity(world, but=cell)
     return cell if world.state.waterlevel <= limit else None
 
 
-def _work(world: World, lineage: Lineage) -> bool:
+def _work(world: World) -> bool:
     """Is there something to train, or a batch in training that can be joined?"""
     found = world.state.steps.get(world.step)
     if found is None or not found.consumed:
         return False
     if found.packed is None:
         return True
-    return not set(found.packed.microsteps) <= world.merged(lineage, world.step)
+    return not world.merged.issuperset(found.packed.microsteps)
 
 
 def _train(world: World, lineage: Lineage, cell: str) -> ev.TrainOrdered:

@@ -18,7 +18,7 @@ def route(world: World) -> list[ev.Event]:
         return []
     routes = world.state.routes
     lost = [name for name in sorted(world.state.open) if routes.get(name, "") not in able]
-    moved = assign(world, lost, able)
+    moved = assign(world, lost, able) if lost else {}
     return [ev.Routed(routes=moved)] if moved else []
 
 
@@ -43,8 +43,7 @@ def acknowledged(world: World) -> bool:
         and attempt.incarnation == state.incarnation(attempt.worker)
     }
     return all(
-        state.acknowledged.get(worker, {}).get(state.incarnation(worker), (0, -1)) >= state.routed
-        for worker in busy
+        state.acknowledged.get(worker, {}).get(state.incarnation(worker), (0, -1)) >= state.routed for worker in busy
     )
 
 

@@ -51,6 +51,14 @@ class Settings:
     def first_step(self, burst: int) -> int:
         return (burst - 1) * self.steps_per_burst + 1
 
+    def boundary(self, burst: int) -> int:
+        """The step whose weights rollout serves during `burst`: the last one before it."""
+        return min((max(1, burst) - 1) * self.steps_per_burst, self.steps)
+
+    def only_trains(self, cell: str) -> bool:
+        """Async: is it one of the fixed set that trains, and never rolls out?"""
+        return self.mode == "async" and cell in self.cells[: self.training_cells]
+
     @property
     def bursts(self) -> int:
         """Bursts with training in them."""

@@ -52,9 +52,7 @@ def read_architecture(folder: Path) -> Architecture:
         raise UserError(f"{path}: cannot be read as JSON ({error})") from None
     name = (config.get("architectures") or ["none"])[0]
     if name not in _SUPPORTED:
-        raise UserError(
-            f"{path}: architecture {name} is not supported; gyre trains {', '.join(sorted(_SUPPORTED))}"
-        )
+        raise UserError(f"{path}: architecture {name} is not supported; gyre trains {', '.join(sorted(_SUPPORTED))}")
     try:
         _refuse_extras(path, config)
         return _architecture(config, _SUPPORTED[name])

@@ -81,9 +81,7 @@ class SegmentAttention(MegatronModule):  # type: ignore[misc]
             out = self._attend(q, k, v, is_causal=True)
         return out[0].transpose(0, 1).reshape(query.size(0), 1, -1)
 
-    def _segments(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: tuple[int, ...]
-    ) -> torch.Tensor:
+    def _segments(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: tuple[int, ...]) -> torch.Tensor:
         """A loop over segments: its cost is the sum of squares, where a dense mask's is the square of the
         sum."""
         padding = q.size(2) - sum(lengths)

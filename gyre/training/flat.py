@@ -23,9 +23,7 @@ def scatter(buffer: torch.Tensor, parameters: Iterable[torch.Tensor]) -> None:
     targets = list(parameters)
     count = sum(target.numel() for target in targets)
     if buffer.numel() != count or buffer.dtype != targets[0].dtype:
-        raise ValueError(
-            f"a flat buffer of {buffer.numel()} {buffer.dtype} does not fit {count} of {targets[0].dtype}"
-        )
+        raise ValueError(f"a flat buffer of {buffer.numel()} {buffer.dtype} does not fit {count} of {targets[0].dtype}")
     offset = 0
     with torch.no_grad():
         for target in targets:

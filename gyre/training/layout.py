@@ -44,9 +44,7 @@ class Layout:
                 f"{self.tensor * self.pipeline * self.data}, but the cell has {self.world} ranks"
             )
         if self.pipeline > 1:
-            raise UserError(
-                "train.pipeline_parallel > 1: the schedule is not there yet, see issue 4; set it to 1"
-            )
+            raise UserError("train.pipeline_parallel > 1: the schedule is not there yet, see issue 4; set it to 1")
         divisible = {
             "attention heads": architecture.heads,
             "key-value heads": architecture.kv_heads,
@@ -54,9 +52,7 @@ class Layout:
         }
         for what, number in divisible.items():
             if number % self.tensor:
-                raise UserError(
-                    f"train.tensor_parallel = {self.tensor} does not divide the model's {number} {what}"
-                )
+                raise UserError(f"train.tensor_parallel = {self.tensor} does not divide the model's {number} {what}")
         if self.world > 1 and not self.rendezvous:
             raise UserError(f"a cell of {self.world} ranks needs a rendezvous (file:// or tcp://)")
 

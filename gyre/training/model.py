@@ -65,16 +65,12 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: (M, hidden) -> this tensor-parallel rank's columns, (M, padded vocab / tensor parallel)."""
-        weight = (
-            self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
-        )
+        weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
         columns, _ = self.output_layer(hidden[:, None], weight=weight)
         return columns[:, 0]
 
 
-def build_model(
-    architecture: Architecture, layout: Layout, dtype: torch.dtype, device: torch.device
-) -> PolicyModel:
+def build_model(architecture: Architecture, layout: Layout, dtype: torch.dtype, device: torch.device) -> PolicyModel:
     """The model of this rank, its weights not yet meaningful (`weights.load_hf` or a checkpoint fills
     them)."""
     with shims.quiet():

@@ -57,9 +57,7 @@ class Adam:
         finalize_model_grads([self._model])
         for group in self._megatron.param_groups:
             group["lr"] = learning_rate
-            group["weight_decay"] = (
-                self._weight_decay * group["wd_mult"]
-            )  # Megatron gives norms a factor of zero
+            group["weight_decay"] = self._weight_decay * group["wd_mult"]  # Megatron gives norms a factor of zero
         if not self._finite():
             return float("nan"), False
         with shims.cuda_names_on_cpu():

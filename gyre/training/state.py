@@ -44,9 +44,7 @@ class Shard:
         return tuple(slice(o, o + c) for o, c in zip(self.offset, self.spec.chunk, strict=True))
 
 
-def save(
-    model: PolicyModel, optimizer: Adam, folder: Path, meta: CheckpointMeta, nonce: str
-) -> CheckpointInfo:
+def save(model: PolicyModel, optimizer: Adam, folder: Path, meta: CheckpointMeta, nonce: str) -> CheckpointInfo:
     """Write a checkpoint below `folder`; a collective of all ranks. `nonce` must be equal on all of them.
 
     UserError when the file system refuses; then nothing is left behind.
@@ -78,9 +76,7 @@ def _write_all(path: Path, meta: CheckpointMeta, shards: list[Shard], arrays: di
     gathered: list[list[FileRecord]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(gathered, written)
     if dist.get_rank() == 0:
-        checkpoints.finish(
-            path, meta, list(arrays.values()), [record for part in gathered for record in part]
-        )
+        checkpoints.finish(path, meta, list(arrays.values()), [record for part in gathered for record in part])
     dist.barrier()
 
 
@@ -130,9 +126,7 @@ def _entries(model: PolicyModel) -> dict[str, ShardedTensor | ShardedTensorFacto
     return {name: described[name] for name, _ in model.named_parameters()}
 
 
-def _shards(
-    entry: ShardedTensor | ShardedTensorFactory, tensor: torch.Tensor, prefix: str
-) -> Iterator[Shard]:
+def _shards(entry: ShardedTensor | ShardedTensorFactory, tensor: torch.Tensor, prefix: str) -> Iterator[Shard]:
     """The chunks of `tensor`, which has the parameter's shape: one, or gate and up for a SwiGLU weight."""
     if isinstance(entry, ShardedTensorFactory):
         built = replace(entry, data=tensor).build()

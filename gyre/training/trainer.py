@@ -249,9 +249,7 @@ class Trainer:
         return self._optimizer
 
     def _no_gradient(self) -> bool:
-        nonzero = torch.tensor(
-            float(any(bool(buffer.any()) for buffer in self.gradients_flat())), device=self.device
-        )
+        nonzero = torch.tensor(float(any(bool(buffer.any()) for buffer in self.gradients_flat())), device=self.device)
         dist.all_reduce(nonzero, op=dist.ReduceOp.MAX)
         return not bool(nonzero.item())
 

@@ -25,9 +25,7 @@ _DERIVED = ("rotary_emb.inv_freq",)
 """Old folders store these; they follow from config.json."""
 
 
-def load_hf(
-    model: torch.nn.Module, folder: Path, architecture: Architecture, parallel: int = 1, rank: int = 0
-) -> None:
+def load_hf(model: torch.nn.Module, folder: Path, architecture: Architecture, parallel: int = 1, rank: int = 0) -> None:
     """Fill the model (one tensor-parallel rank's shard) from `folder`, cast to the parameters' dtype.
     UserError when the folder does not hold this architecture."""
     with ExitStack() as stack:
@@ -37,9 +35,7 @@ def load_hf(
             tensors = [files[tensor].get_tensor(tensor) for tensor in entry.hf]
             shard = to_megatron(entry, tensors, architecture, parallel, rank)
             if shard.shape != parameter.shape:
-                raise UserError(
-                    f"{folder}: {entry.hf[0]} has shape {tuple(tensors[0].shape)}, unlike config.json"
-                )
+                raise UserError(f"{folder}: {entry.hf[0]} has shape {tuple(tensors[0].shape)}, unlike config.json")
             with torch.no_grad():
                 parameter.copy_(shard)
 
@@ -64,9 +60,7 @@ def write_hf(tensors: Iterator[tuple[str, torch.Tensor]], model_folder: Path, ou
 
     out.mkdir(parents=True, exist_ok=True)
     for path in sorted(Path(model_folder).iterdir()):
-        if path.is_file() and not path.name.endswith(
-            (".safetensors", ".safetensors.index.json", ".bin", ".pt")
-        ):
+        if path.is_file() and not path.name.endswith((".safetensors", ".safetensors.index.json", ".bin", ".pt")):
             shutil.copyfile(path, out / path.name)
     whole = {name: tensor.contiguous().clone() for name, tensor in tensors}
     dtype = str(next(iter(whole.values())).dtype).removeprefix("torch.")
@@ -106,7 +100,5 @@ def _open(folder: Path, architecture: Architecture, stack: ExitStack) -> dict[st
     if architecture.tied:
         extra = [name for name in extra if name != "lm_head.weight"]
     if extra:
-        raise UserError(
-            f"{folder}: tensor {extra[0]} belongs to no supported architecture ({len(extra)} in all)"
-        )
+        raise UserError(f"{folder}: tensor {extra[0]} belongs to no supported architecture ({len(extra)} in all)")
     return files

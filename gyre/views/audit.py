@@ -57,7 +57,10 @@ def _tokens(opened: OpenRun) -> Iterator[tuple[str, str]]:
         if packed is not None:
             accounted = packed.tokens_trained + sum(packed.tokens_dropped.values())
             equal = packed.tokens_sampled == accounted
-            yield str(number), "" if equal else f"step {number}: {packed.tokens_sampled} sampled, {accounted} accounted for"
+            yield (
+                str(number),
+                "" if equal else f"step {number}: {packed.tokens_sampled} sampled, {accounted} accounted for",
+            )
 
 
 def _files(opened: OpenRun) -> Iterator[tuple[str, str]]:

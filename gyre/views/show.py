@@ -93,9 +93,7 @@ def find_execution(opened: OpenRun, name: str, turn: int = -1) -> ExecutionView:
     if turn >= 0 and not turns:
         raise UserError(f"{name} has no turn {turn}")
     outcome = execution.outcome()
-    return ExecutionView(
-        execution=_row(state, name, execution), phases=outcome.phases if outcome else {}, turns=turns
-    )
+    return ExecutionView(execution=_row(state, name, execution), phases=outcome.phases if outcome else {}, turns=turns)
 
 
 def _turns(opened: OpenRun, name: str) -> list[TurnRow]:
@@ -133,7 +131,9 @@ def _turns(opened: OpenRun, name: str) -> list[TurnRow]:
 
 
 def list_text(rows: list[ExecutionRow]) -> str:
-    lines = [f"{'execution':<14}{'task':<28}{'outcome':<10}{'reward':>7}{'turns':>6}{'tokens':>8}{'seconds':>9}{'step':>6}"]
+    lines = [
+        f"{'execution':<14}{'task':<28}{'outcome':<10}{'reward':>7}{'turns':>6}{'tokens':>8}{'seconds':>9}{'step':>6}"
+    ]
     for row in rows:
         reward = "-" if row.reward is None else f"{row.reward:.2f}"
         lines.append(

@@ -91,7 +91,9 @@ def summarise(state: RunState, recipe: Recipe, name: str = "", path: str = "", a
     """`alive`: is somebody keeping the run going? A run that nobody ended and nobody keeps has failed."""
     verdict, reason = _verdict(state, alive)
     outcomes = [execution.outcome() for execution in state.executions.values()]
-    sampled = sum(a.finished.tokens_sampled for e in state.executions.values() for a in e.attempts.values() if a.finished)
+    sampled = sum(
+        a.finished.tokens_sampled for e in state.executions.values() for a in e.attempts.values() if a.finished
+    )
     elapsed = state.t_last - state.t_first
     return Summary(
         name=name,
@@ -111,7 +113,9 @@ def summarise(state: RunState, recipe: Recipe, name: str = "", path: str = "", a
         + sum(1 for o in outcomes if o is not None and o.outcome == "excluded"),
         tokens_sampled=sampled,
         tokens_per_second=sampled / elapsed if elapsed > 0 else 0.0,
-        restarts=sum(len(found) - 1 for writer, found in state.opened.items() if writer not in ("control", "supervisor")),
+        restarts=sum(
+            len(found) - 1 for writer, found in state.opened.items() if writer not in ("control", "supervisor")
+        ),
     )
 
 

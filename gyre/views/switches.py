@@ -26,7 +26,8 @@ class Switch(Struct, frozen=True, kw_only=True):
 def switches_of(cell: CellIncarnation, incarnation: int) -> list[Switch]:
     """The completed switches of one incarnation, oldest first."""
     found: list[Switch] = []
-    role, phases = "", {}
+    role = ""
+    phases: dict[str, float] = {}
     states = [*cell.history, (cell.state, 0.0, cell.t)]
     for state, seconds, t in states:
         if state in ("rollout", "training"):

@@ -13,7 +13,18 @@ from rich.text import Text
 
 from gyre.views.summary import CellSummary, StepSummary, Summary
 
-STEP_COLUMNS = ("step", "version", "reward", "seconds", "staleness", "sampled", "trained", "dropped", "grad norm", "clip")
+STEP_COLUMNS = (
+    "step",
+    "version",
+    "reward",
+    "seconds",
+    "staleness",
+    "sampled",
+    "trained",
+    "dropped",
+    "grad norm",
+    "clip",
+)
 
 
 def headline(summary: Summary) -> str:

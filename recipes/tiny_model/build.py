@@ -28,7 +28,7 @@ HERE = Path(__file__).resolve().parent
 SOURCES = ["recipes/tasks/generate.py", "gyre/executions/harnesses/shell_prompt.py"]
 """What the model is built from, besides this folder's own files."""
 COMPLETE = "COMPLETE"
-STEPS = 400
+STEPS = 520
 TOKENIZER_TEXTS = 2000
 
 Progress = Callable[[int, int, str], None]
@@ -84,6 +84,7 @@ def fill(folder: Path, seed: int, steps: int, progress: Progress) -> None:
     """Write every file of the model into `folder`. Uses one torch thread: two collapse when the machine is shared."""
     progress(0, steps, "loading torch and transformers")
     import torch
+    import transformers
 
     from recipes.tiny_model import conversation, demonstrations, vocabulary, warmup
 
@@ -98,6 +99,7 @@ def fill(folder: Path, seed: int, steps: int, progress: Progress) -> None:
         warmup.warm_start(model, tokenizer, warmup.Plan(steps=steps), seed, progress)
     finally:
         torch.set_num_threads(threads)
+    transformers.utils.logging.disable_progress_bar()
     model.save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     write_json(folder / "tokenizer_config.json", vocabulary.tokenizer_config())

@@ -32,12 +32,12 @@ Row = tuple[list[int], list[bool]]
 class Plan:
     """How the warm start goes; the defaults are the quickstart's: about a minute, then half of the tasks are solved."""
 
-    steps: int = 400
+    steps: int = 520
     batch: int = 16
     learning_rate: float = 3e-3
     rise: int = 30
     """Steps over which the learning rate rises."""
-    clean: float = 0.75
+    clean: float = 0.80
     """Share of the steps whose demonstrations are all right: they end near 1.0. The noisy tail sets the start."""
     right: float = 0.45
     """Share of right demonstrations in the noisy tail."""

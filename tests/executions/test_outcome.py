@@ -41,6 +41,11 @@ def test_table(ending: dict[str, Any], grade: Grade | None, verdict: Verdict) ->
     assert judge(Ending(**{"exit": FINISHED, "model_calls": 1, **ending}), grade) == verdict
 
 
+def test_a_server_error_that_the_harness_got_over_is_graded() -> None:
+    ending = Ending(exit=ExitStatus(code=0), model_calls=3, server_error=True)
+    assert judge(ending, GOOD).outcome == "graded"
+
+
 def test_a_server_error_before_any_call_is_tried_again_rather_than_excluded() -> None:
     assert judge(Ending(exit=ExitStatus(code=3), server_error=True), None).outcome == "retry"
 

@@ -95,9 +95,7 @@ def test_a_writer_killed_before_any_file_leaves_nothing_that_counts(tmp_path: Pa
     assert info is not None and info.path == again
 
 
-def test_a_writer_killed_before_the_rename_counts_for_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_writer_killed_before_the_rename_counts_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(self: Path, target: Path) -> Path:
         raise Killed
 

@@ -7,9 +7,7 @@ import torch
 from gyre.objective.logprobs import vocab_parallel_logprobs
 
 
-def _naive(
-    logits: torch.Tensor, targets: torch.Tensor, temperatures: torch.Tensor
-) -> tuple[torch.Tensor, ...]:
+def _naive(logits: torch.Tensor, targets: torch.Tensor, temperatures: torch.Tensor) -> tuple[torch.Tensor, ...]:
     log_softmax = (logits.double() / temperatures.double()[:, None]).log_softmax(dim=1)
     entropy = -(log_softmax.exp() * log_softmax).sum(dim=1)
     return log_softmax.gather(1, targets[:, None])[:, 0], entropy
@@ -61,7 +59,5 @@ def test_bfloat16_logits_are_computed_in_fp32_and_get_a_bfloat16_gradient() -> N
 
 
 def test_no_targets_give_nothing() -> None:
-    logprobs, entropy = vocab_parallel_logprobs(
-        torch.zeros(0, 7), torch.zeros(0, dtype=torch.int64), torch.zeros(0)
-    )
+    logprobs, entropy = vocab_parallel_logprobs(torch.zeros(0, 7), torch.zeros(0, dtype=torch.int64), torch.zeros(0))
     assert logprobs.shape == entropy.shape == (0,)

@@ -77,9 +77,7 @@ def test_loss_and_gradient_equal_a_naive_loop(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @given(seed=st.integers(0, 999), counts=st.lists(st.integers(1, 6), min_size=2, max_size=6), data=st.data())
 @settings(max_examples=25, deadline=None)
-def test_losses_of_a_split_add_up_to_the_whole(
-    name: str, seed: int, counts: list[int], data: st.DataObject
-) -> None:
+def test_losses_of_a_split_add_up_to_the_whole(name: str, seed: int, counts: list[int], data: st.DataObject) -> None:
     case = _case(seed, counts)
     cut = data.draw(st.integers(1, len(counts) - 1))
     rows = sum(counts[:cut])
@@ -114,9 +112,7 @@ def test_samples_of_zero_weight_change_nothing(name: str, seed: int, padding: in
 def test_gspo_clips_a_sample_whole_and_gives_it_no_gradient() -> None:
     case = _case(5, [4, 4, 4, 4], spread=0.0)
     case["advantages"] = torch.tensor([1.0, -1.0, 1.0, -1.0])
-    shifts = torch.tensor(
-        [1.0, -1.0, -1.0, 1.0]
-    )  # up and good: clipped; down and bad: clipped; the others are not
+    shifts = torch.tensor([1.0, -1.0, -1.0, 1.0])  # up and good: clipped; down and bad: clipped; the others are not
     case["new_logprobs"] = case["behaviour_logprobs"] + shifts[case["samples"]]
     result, gradient = _run("gspo", case)
     assert (result.units, result.clipped) == (4, 2)

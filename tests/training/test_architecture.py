@@ -21,14 +21,8 @@ def test_qwen3_and_llama_are_read(tmp_path: Path, helpers: Any) -> None:
     qwen = read_architecture(_folder(tmp_path, helpers.config))
     assert (qwen.layers, qwen.heads, qwen.kv_heads, qwen.head_dim) == (2, 4, 2, 16)
     assert qwen.qk_norm and qwen.tied and qwen.rope_theta == 10000.0
-    old = {
-        k: v
-        for k, v in helpers.config.items()
-        if k not in ("rope_parameters", "head_dim", "num_key_value_heads")
-    }
-    llama = read_architecture(
-        _folder(tmp_path, old | helpers.llama | {"rope_theta": 5e5, "rope_scaling": None})
-    )
+    old = {k: v for k, v in helpers.config.items() if k not in ("rope_parameters", "head_dim", "num_key_value_heads")}
+    llama = read_architecture(_folder(tmp_path, old | helpers.llama | {"rope_theta": 5e5, "rope_scaling": None}))
     assert (llama.kv_heads, llama.head_dim, llama.rope_theta) == (4, 16, 5e5)
     assert not llama.qk_norm and not llama.tied
 
@@ -53,9 +47,7 @@ def test_the_vocabulary_is_padded_to_a_multiple(tmp_path: Path, helpers: Any) ->
         ({"quantization_config": {"bits": 4}}, "quantised"),
     ],
 )
-def test_what_is_not_implemented_is_refused(
-    tmp_path: Path, helpers: Any, change: dict[str, Any], word: str
-) -> None:
+def test_what_is_not_implemented_is_refused(tmp_path: Path, helpers: Any, change: dict[str, Any], word: str) -> None:
     with pytest.raises(UserError, match=word) as caught:
         read_architecture(_folder(tmp_path, helpers.config | change))
     assert "config.json" in str(caught.value) and "\n" not in str(caught.value)

@@ -41,9 +41,7 @@ def test_commit_is_a_plain_adamw_step(make_trainer: Any, helpers: Any, clip: flo
 
 
 @pytest.mark.parametrize("targets", [0, None])
-def test_a_step_without_targets_skips_the_optimizer(
-    make_trainer: Any, helpers: Any, targets: int | None
-) -> None:
+def test_a_step_without_targets_skips_the_optimizer(make_trainer: Any, helpers: Any, targets: int | None) -> None:
     trainer = make_trainer()
     trainer.train_microstep(helpers.make_batch(LENGTHS))
     trainer.commit(1, 1e-3)

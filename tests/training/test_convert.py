@@ -50,9 +50,7 @@ def test_a_folder_with_a_missing_or_foreign_tensor_is_refused(folder: Path) -> N
     save_file({k: v for k, v in tensors.items() if k != "model.norm.weight"}, folder / "model.safetensors")
     with pytest.raises(UserError, match=r"model\.norm\.weight is missing"):
         load_hf(model, folder, architecture)
-    save_file(
-        tensors | {"model.layers.0.self_attn.q_proj.bias": torch.zeros(4)}, folder / "model.safetensors"
-    )
+    save_file(tensors | {"model.layers.0.self_attn.q_proj.bias": torch.zeros(4)}, folder / "model.safetensors")
     with pytest.raises(UserError, match=r"q_proj\.bias"):
         load_hf(model, folder, architecture)
     (folder / "model.safetensors").unlink()

@@ -34,9 +34,7 @@ def _contribution(trainer: Any, *batches: Any) -> Any:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_gradient_is_the_same_bits_each_time_and_after_a_commit(
-    make_trainer: Any, helpers: Any, dtype: str
-) -> None:
+def test_a_gradient_is_the_same_bits_each_time_and_after_a_commit(make_trainer: Any, helpers: Any, dtype: str) -> None:
     trainer = make_trainer(clip=(0.5, 0.5), dtype=dtype)
     batch = helpers.make_batch(LENGTHS)
     for _ in range(2):

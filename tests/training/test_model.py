@@ -32,9 +32,7 @@ def test_logprobs_equal_transformers_on_packed_segments(
     trainer.train_microstep(batch)
     trainer.commit(1, 1e-3)
     trainer.export_hf(tmp_path / "out")
-    exported = AutoModelForCausalLM.from_pretrained(
-        tmp_path / "out", dtype=torch.float32, attn_implementation="eager"
-    )
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32, attn_implementation="eager")
     trained = trainer.logprobs(batch)
     assert float((trained - ours).abs().max()) > 1e-3
     assert float((trained - _transformers_logprobs(exported, batch)).abs().max()) <= 1e-5
@@ -53,9 +51,7 @@ def _transformers_logprobs(model: torch.nn.Module, batch: Any) -> torch.Tensor:
     return out
 
 
-def test_packed_and_separate_paths_give_the_same_logprobs_and_gradient(
-    make_trainer: Any, helpers: Any
-) -> None:
+def test_packed_and_separate_paths_give_the_same_logprobs_and_gradient(make_trainer: Any, helpers: Any) -> None:
     trainer = make_trainer(clip=(0.5, 0.5))
     batch = helpers.make_batch(LENGTHS, padding=13)
     apart = [helpers.take(batch, [path]) for path in range(len(LENGTHS))]

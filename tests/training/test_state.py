@@ -81,9 +81,7 @@ def test_a_satellite_loads_weights_alone(make_trainer: Any, helpers: Any, tmp_pa
     assert satellite.weights_digest() == digest and not satellite.core
 
 
-def test_the_folder_is_plain_zarr_with_stacked_layers(
-    make_trainer: Any, helpers: Any, tmp_path: Path
-) -> None:
+def test_the_folder_is_plain_zarr_with_stacked_layers(make_trainer: Any, helpers: Any, tmp_path: Path) -> None:
     trainer = make_trainer(dtype="bfloat16")
     _steps(trainer, helpers, 1, seed=1)
     info = trainer.save_checkpoint(tmp_path, META, "n")

@@ -20,9 +20,7 @@ PROGRAM = Path(__file__).with_name("rank_program.py")
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("kind", ["tensor", "data"])
-def test_two_ranks_do_what_one_does(
-    make_trainer: Any, folder: Path, helpers: Any, tmp_path: Path, kind: str
-) -> None:
+def test_two_ranks_do_what_one_does(make_trainer: Any, folder: Path, helpers: Any, tmp_path: Path, kind: str) -> None:
     work = tmp_path / "work"
     shutil.copytree(folder, work / "model")
     batches = [helpers.make_batch([37, 20, 51], seed=seed) for seed in range(2)]
@@ -65,9 +63,7 @@ def test_two_ranks_do_what_one_does(
 
 def _run_two(work: Path, kind: str) -> None:
     processes = [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(work), str(rank), kind], stderr=subprocess.PIPE, text=True
-        )
+        subprocess.Popen([sys.executable, str(PROGRAM), str(work), str(rank), kind], stderr=subprocess.PIPE, text=True)
         for rank in range(2)
     ]
     try:

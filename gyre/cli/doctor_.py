@@ -1,0 +1,52 @@
+"""`gyre doctor`: does this machine do what a run needs?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False, help="Check this machine.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Check this machine."""
+
+
+@app.command()
+def transfer() -> None:
+    """Mooncake: one process publishes, another pulls; bytes, digest and speed."""
+    from gyre.transfer.doctor import loopback_check
+
+    report = loopback_check()
+    print(
+        f"{report.protocol}: pulled {report.nbytes} bytes {report.repeats} times, digests equal; medians: "
+        f"{report.transfer:.2f} GB/s, with digest {report.verified:.2f} GB/s, memory copy {report.memcpy:.2f} GB/s"
+    )
+
+
+@app.command()
+def template(model: Annotated[Path, typer.Argument(help="Hugging Face folder.")], family: str = "qwen3") -> None:
+    """Chat template: the tail rendered alone must be the tail of the whole."""
+    from gyre.proxy.verify import verify_template
+
+    report = verify_template(model, family)
+    for line in report.lines():
+        print(line)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+@app.command()
+def sandbox(kind: str = "bubblewrap") -> None:
+    """Sandbox: run `true` in one."""
+    import asyncio
+    import tempfile
+
+    from gyre.executions.sandbox import make_sandbox
+
+    with tempfile.TemporaryDirectory(prefix="gyre-doctor-") as folder:
+        asyncio.run(make_sandbox(kind, Path(folder)))
+    print(f"{kind}: works")
