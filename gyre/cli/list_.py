@@ -14,9 +14,12 @@ def list_runs(as_json: Annotated[bool, typer.Option("--json", help="For scripts.
     """All runs, newest first."""
     from gyre.ledger.layout import list_runs as folders
     from gyre.ledger.layout import runs_home
+    from gyre.launch.slurm_status import ask_slurm, joined
     from gyre.views.runs import read_run
 
-    summaries = [read_run(run).summary() for run in folders()]
+    opened = [read_run(run) for run in folders()]
+    known, problem = ask_slurm(run.job for run in opened)
+    summaries = [joined(run, known, problem)[0] for run in opened]
     if as_json:
         import msgspec
 

@@ -26,7 +26,7 @@ def logs(
 
     found = find_run(run)
     folder = found.log_dir(read_job(found).attempt)
-    files = {path.stem: path for path in sorted(folder.glob("*.log"))}
+    files = {path.stem: path for path in [*sorted(found.launch.glob("job-*.log")), *sorted(folder.glob("*.log"))]}
     if not process:
         for name, path in files.items():
             print(f"{name}  {path.stat().st_size} bytes  {path}")

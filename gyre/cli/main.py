@@ -24,6 +24,7 @@ COMMANDS: dict[str, str] = {
     "cancel": "End a run cleanly.",
     "resume": "Go on with a run that ended or died.",
     "replay": "Train again from the recorded shards, without rollout.",
+    "simulate": "What a run would take, in each mode, with how many cells.",
     "verify": "Audit a run's ledger.",
     "export": "A step's weights as a Hugging Face folder.",
     "tasks": "Check task folders.",

@@ -14,19 +14,34 @@ app = typer.Typer(add_completion=False)
 def submit(
     recipe: Annotated[Path, typer.Argument(help="Recipe (TOML).")],
     local: Annotated[bool, typer.Option("--local", help="Run everything on this machine, in the foreground.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and what would start.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would start: the recipe, or the script.")
+    ] = False,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the recipe.")
     ] = None,
     name: Annotated[str, typer.Option("--name", help="Name of the run; default: the recipe's, numbered.")] = "",
 ) -> None:
-    """Start a run from a recipe."""
+    """Start a run from a recipe: a Slurm job, or with --local all of it here."""
     import time
 
-    from gyre.errors import UserError
-    from gyre.launch.submit import create_run, plan
+    from gyre.launch.submit import create_run, free_name, plan
+    from gyre.ledger.layout import runs_home
 
     planned = plan(recipe, settings or [], local=local)
+    if not local:
+        from gyre.launch.slurm_submit import dry_run as script
+        from gyre.launch.slurm_submit import submit_run
+
+        # all that can be refused is refused before there is a folder
+        text = script(planned.recipe, runs_home() / (name or free_name(planned.recipe.name)))
+        if dry_run:
+            print(text, end="")
+            return
+        run = create_run(planned, "slurm", time.time(), print, name)
+        job_id = submit_run(run, planned.recipe)
+        print(f"run {run.name} in {run.path}, job {job_id}; look with: gyre status {run.name}")
+        return
     if dry_run:
         from gyre.recipe.load import dump_toml
 
@@ -34,8 +49,6 @@ def submit(
         print(f"# {len(planned.tasks)} tasks, {len(planned.eval_tasks)} held out")
         print(f"# would start: supervisor, {', '.join(planned.processes)}")
         return
-    if not local:
-        raise UserError("only --local runs are launched by this version; Slurm comes with issue 3")
     from gyre.launch.foreground import run_in_foreground
 
     run = create_run(planned, "local", time.time(), print, name)

@@ -35,8 +35,10 @@ def write_keys(path: Path) -> dict[str, str]:
     return keys
 
 
-def reference_launch(recipe: Recipe, model: Path, folder: Path, name: str) -> EngineLaunch:
-    """The reference engine on loopback, on a port of its own choice."""
+def reference_launch(
+    recipe: Recipe, model: Path, folder: Path, name: str, host: str = "127.0.0.1"
+) -> EngineLaunch:
+    """The reference engine on `host`, on a port of its own choice."""
     port_file, key_file = folder / f"{name}.port", folder / name
     port_file.unlink(missing_ok=True)
     write_keys(key_file)
@@ -47,7 +49,7 @@ def reference_launch(recipe: Recipe, model: Path, folder: Path, name: str) -> En
         "--model",
         str(model),
         "--host",
-        "127.0.0.1",
+        host,
         "--port",
         "0",
         "--port-file",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 
+from gyre.errors import UserError
 from gyre.launch.control import request_cancel
 from gyre.launch.local import Supervisor
 from gyre.ledger.layout import RunFolder
@@ -38,7 +39,11 @@ async def _supervise(run: RunFolder, recipe: Recipe, progress: Progress) -> tupl
             return
         asked = True
         progress.say("cancelling; once more to end at once")
-        request_cancel(run)
+        try:
+            request_cancel(run)
+        except UserError as error:  # nobody can be asked through a full disk
+            progress.say(str(error))
+            work.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, interrupt)

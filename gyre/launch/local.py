@@ -1,8 +1,9 @@
 """The local launcher: one supervisor that keeps every process of a run going on this machine.
 
 Owns the journal `supervisor` and the processes it starts. Invariants: each process has our pipe on its stdin, so none
-outlives us; what a dead supervisor left is ended first, by pid and start time; a process that dies is started again
-within its budget, and a user's mistake ends the run with its own line.
+outlives us, and when we end in order nothing that descends from us is left; what a dead supervisor left is ended first,
+by pid and start time; a process that dies, or hangs, is started again within its budget, and a user's mistake ends the
+run with its own line.
 """
 
 from __future__ import annotations
@@ -18,21 +19,25 @@ from collections.abc import Callable
 from pathlib import Path
 
 import gyre
+from gyre.errors import UserError
+from gyre.launch.orphans import adopt_orphans, bury, children_of, end_orphans
 from gyre.ledger import events as ev
 from gyre.ledger.job import read_job
 from gyre.ledger.journal import Journal
 from gyre.ledger.layout import RunFolder
+from gyre.ledger.liveness import LivenessWatch, read_counter
 from gyre.ledger.state import RunState
 from gyre.ledger.view import LedgerView
 from gyre.processes.base import process_start
-from gyre.processes.children import Child
+from gyre.processes.children import EXIT_USER_ERRORS, Child
 from gyre.recipe.schema import Recipe
 
 MODULES = {"scheduler": "scheduler", "processor": "processor", "worker": "worker", "cell": "cell"}
 POLL_SECONDS = 0.25
 GRACE_SECONDS = 10.0
+HANGS = 4
+"""A process whose counter stands still for so many times `local.liveness` is killed; others give it up after one."""
 BACKOFF_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
-EXIT_USER_ERRORS = (1, 2)
 
 
 class Supervisor:
@@ -48,10 +53,14 @@ class Supervisor:
         self._restarts: dict[str, int] = {}
         self._failure = ""
         self._ending = False
+        self._let_go_seconds = GRACE_SECONDS
+        self._liveness = LivenessWatch(time.monotonic, HANGS * recipe.local.liveness)
 
     async def supervise(self) -> ev.EndState:
         """Start everything, keep it going, and return how the run ended."""
         reap(self.view.state)
+        others = children_of(os.getpid())
+        adopt_orphans()
         self.journal = Journal.open(self.run, "supervisor", time.time)
         self.journal.append(
             ev.Opened(pid=os.getpid(), pid_start=process_start(), host=socket.gethostname(), code=gyre.__version__)
@@ -65,6 +74,7 @@ class Supervisor:
                 keeper.cancel()
             await asyncio.gather(*keepers, return_exceptions=True)
             await asyncio.gather(*(child.end() for child in self._children.values()))
+            end_orphans(others, GRACE_SECONDS)
             self.journal.close()
 
     async def _until_end(self, keepers: list[asyncio.Task[None]]) -> ev.EndState:
@@ -74,12 +84,15 @@ class Supervisor:
             self.view.poll()
             state = self.view.state
             self._watch(state)
+            self._kill_hung()
+            bury([child.pid for child in self._children.values()])
             for keeper in keepers:
                 if keeper.done():
                     keeper.result()  # a defect of ours: with its traceback
             if self._failure:
-                self.journal.append(ev.GaveUp(reason=self._failure))
                 self._ending = True
+                with contextlib.suppress(UserError):  # the disk may be full: the failure says so
+                    self.journal.append(ev.GaveUp(reason=self._failure))
                 return "failed"
             if max(state.opened.get("scheduler", {}), default=0) > before and state.ended is not None:
                 self._ending = True
@@ -93,7 +106,14 @@ class Supervisor:
         """Everybody was told to stop; give them time to do it well."""
         running = [child.wait() for child in self._children.values() if child.running]
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*running), GRACE_SECONDS)
+            await asyncio.wait_for(asyncio.gather(*running), self._let_go_seconds)
+
+    def _kill_hung(self) -> None:
+        for name, child in self._children.items():
+            self._liveness.observe(name, read_counter(self.run.alive_path(name)))
+            if child.running and self._liveness.dead(name):
+                self._liveness.forget(name)
+                os.killpg(child.pid, signal.SIGKILL)
 
     @property
     def failure(self) -> str:
@@ -105,12 +125,13 @@ class Supervisor:
             restarts = self._restarts.get(name, 0)
             child = await self._start(name)
             code = await child.wait()
-            self.journal.append(ev.ProcessEnded(name=name, pid=child.pid, code=code))
+            reason = child.last_words()
             await child.end()
-            if self._ending or code == 0:
+            if code in EXIT_USER_ERRORS and reason and not self._ending:
+                self._failure = reason  # first of all: the journal's disk may be the one that is full
                 return
-            if code in EXIT_USER_ERRORS and (reason := last_word(self._log(name))):
-                self._failure = reason
+            self.journal.append(ev.ProcessEnded(name=name, pid=child.pid, code=code))
+            if self._ending or code == 0:
                 return
             if restarts >= self.recipe.local.restarts:
                 self._failure = f"{name} ended {restarts + 1} times (last status {code}); see {self._log(name)}"
@@ -121,7 +142,7 @@ class Supervisor:
     async def _start(self, name: str) -> Child:
         module = MODULES[name.partition("-")[0]]
         argv = [sys.executable, "-m", f"gyre.processes.{module}", "--run", str(self.run.path), "--name", name]
-        child = await Child.start(name, argv, self._log(name), {"OMP_NUM_THREADS": "1"})
+        child = await self._spawn(name, argv)
         self._children[name] = child
         self.journal.append(
             ev.ProcessStarted(
@@ -133,14 +154,12 @@ class Supervisor:
         )
         return child
 
+    async def _spawn(self, name: str, argv: list[str]) -> Child:
+        """Start a program here; another launcher starts it elsewhere."""
+        return await Child.start(name, argv, self._log(name), {"OMP_NUM_THREADS": "1"})
+
     def _log(self, name: str) -> Path:
         return self.run.log_dir(self.job.attempt) / f"{name}.log"
-
-
-def last_word(log_file: Path) -> str:
-    """The last line of a log, if it is a user's error ("gyre: ..."), without the prefix."""
-    lines = log_file.read_text(errors="replace").rstrip().splitlines()
-    return lines[-1].removeprefix("gyre: ") if lines and lines[-1].startswith("gyre: ") else ""
 
 
 def reap(state: RunState) -> None:

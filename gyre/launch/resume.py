@@ -1,11 +1,12 @@
 """Going on with a run: the checks, and the next attempt.
 
-Invariant: a run that somebody still keeps going is refused: its liveness counters move. What a predecessor left behind
-is ended by the supervisor before anything starts.
+Invariant: a run that somebody still keeps going is refused: its liveness counters move, or its supervisor runs. What a
+predecessor left behind is ended by the supervisor before anything starts.
 """
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 
@@ -17,6 +18,8 @@ from gyre.ledger.files import write_atomic
 from gyre.ledger.job import read_job, write_job
 from gyre.ledger.layout import RunFolder
 from gyre.ledger.liveness import read_counter
+from gyre.ledger.view import LedgerView
+from gyre.processes.base import process_start
 from gyre.recipe.load import dump_toml, load_recipe
 from gyre.recipe.schema import Recipe
 
@@ -34,12 +37,29 @@ def prepare_resume(
     moving = moving_counters(run, sleep)
     if moving:
         raise UserError(f"{run.name} is still alive ({moving[0]} beats): gyre cancel {run.name} first")
+    pid = supervisor_of(run)
+    if pid:
+        raise UserError(f"{run.name} is still alive (its supervisor is process {pid}): gyre cancel {run.name} first")
     if overrides:
         write_atomic(run.recipe, dump_toml(recipe).encode())
     job = read_job(run)
     write_job(run, msgspec.structs.replace(job, attempt=job.attempt + 1))
     request_resume(run)
     return recipe
+
+
+def supervisor_of(run: RunFolder) -> int:
+    """The process that supervises the run on this machine; 0 when there is none."""
+    view = LedgerView(run)
+    view.poll()
+    opened = view.state.opened.get("supervisor", {})
+    newest = opened.get(max(opened, default=0))
+    if newest is None or newest.host != socket.gethostname():
+        return 0
+    try:
+        return newest.pid if process_start(newest.pid) == newest.pid_start else 0
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
 
 
 def moving_counters(run: RunFolder, sleep: Callable[[float], None]) -> list[str]:

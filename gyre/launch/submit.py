@@ -7,6 +7,7 @@ found here, before anything starts; a folder that exists is never taken over.
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,8 +85,17 @@ def refuse_unbuilt(recipe: Recipe) -> None:
 def create_run(planned: Plan, launcher: str, now: float, say: Callable[[str], None], name: str = "") -> RunFolder:
     """Build the model if the recipe says so, and make the run folder with everything frozen in it."""
     model = resolve_model(planned.recipe.model, planned.recipe.seed, say)
-    run = RunFolder(runs_home() / (name or _free_name(planned.recipe.name)))
+    run = RunFolder(runs_home() / (name or free_name(planned.recipe.name)))
     run.create()
+    try:
+        _freeze(run, planned, launcher, now, model)
+    except BaseException:
+        shutil.rmtree(run.path, ignore_errors=True)  # half a folder would be taken for a run
+        raise
+    return run
+
+
+def _freeze(run: RunFolder, planned: Plan, launcher: str, now: float, model: Path) -> None:
     write_atomic(run.recipe, dump_toml(planned.recipe).encode())
     job = Job(
         launcher=launcher,
@@ -100,10 +110,9 @@ def create_run(planned: Plan, launcher: str, now: float, say: Callable[[str], No
     for writer in job.writers():
         create_index(run, writer)
     write_job(run, job)
-    return run
 
 
-def _free_name(name: str) -> str:
+def free_name(name: str) -> str:
     """The recipe's name with the next free number: quickstart-001."""
     home = runs_home()
     pattern = re.compile(re.escape(name) + r"-(\d+)")

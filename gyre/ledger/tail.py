@@ -25,7 +25,6 @@ from gyre.ledger.journal import index_pattern
 from gyre.ledger.layout import RunFolder
 
 _SUFFIX = len(b',"c":"00000000"}')
-_MAX_BACKOFF = 32
 _BLOCK = 1 << 22
 
 
@@ -81,7 +80,7 @@ def decode_lines(
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """Decoding makes many objects and no cycles: the collector would double its time (measured)."""
     enabled = gc.isenabled()
     gc.disable()
@@ -128,24 +127,34 @@ class JournalTail:
         moved: list[tuple[_File, int, int]] = []
         for name, state in self._writers.items():
             self._follow_index(name, state)
-            newest = max(state.files, default=0)
-            for incarnation in sorted(state.files):
-                file = state.files[incarnation]
-                if file.skip > 0:
-                    file.skip -= 1
-                    continue
-                lines, used = self._read(name, incarnation, file)
-                if lines:
-                    out.extend(lines)
-                    moved.append((file, used, len(lines)))
-                    file.idle = 0
-                elif incarnation != newest or file.stuck:
-                    file.idle += 1
-                    file.skip = min(2**file.idle, _MAX_BACKOFF) if file.idle < 6 else _MAX_BACKOFF
+            for file, lines, used in reversed(self._newest_first(name, state)):
+                out.extend(lines)
+                moved.append((file, used, len(lines)))
         for file, used, count in moved:
             file.offset += used
             file.n += count
         return out
+
+    def _newest_first(self, name: str, state: _Writer) -> list[tuple[_File, list[Line], int]]:
+        """What is new in the files of a writer, the newest incarnation's read first (and handed out last).
+
+        So what an incarnation wrote before its successor's line is on the disk, and read, whenever that line is.
+        """
+        found: list[tuple[_File, list[Line], int]] = []
+        newest = max(state.files, default=0)
+        for incarnation in sorted(state.files, reverse=True):
+            file = state.files[incarnation]
+            if file.skip > 0 and not found:
+                file.skip -= 1
+                continue
+            lines, used = self._read(name, incarnation, file)
+            if lines:
+                found.append((file, lines, used))
+                file.idle = file.skip = 0
+            elif incarnation != newest or file.stuck:
+                file.idle = min(file.idle + 1, 5)
+                file.skip = 2**file.idle
+        return found
 
     def _follow_index(self, name: str, state: _Writer) -> None:
         path = self._run.index_path(name)
@@ -166,7 +175,7 @@ class JournalTail:
         if not data:
             file.stuck = False
             return [], 0
-        with _no_collection():
+        with no_collection():
             lines, used = decode_lines(data, self._decoder, path, writer, incarnation, file.n)
         file.stuck = b"\n" in data[used:]
         return lines, used
@@ -226,7 +235,7 @@ def read_journal(path: Path, event_type: Any = Event) -> Iterator[Line]:
     with open(path, "rb") as file:
         while block := file.read(_BLOCK):
             data = rest + block
-            with _no_collection():
+            with no_collection():
                 lines, used = decode_lines(data, decoder, path, writer, int(incarnation), n)
             yield from lines
             n += len(lines)

@@ -19,6 +19,7 @@ from gyre.engines.errors import EngineUnavailable
 from gyre.engines.launch import reference_launch
 from gyre.errors import UserError
 from gyre.ledger.layout import RunFolder
+from gyre.processes.address import node_address
 from gyre.processes.children import EXIT_USER_ERRORS, Child, ChildDied
 from gyre.recipe.schema import Recipe
 
@@ -57,13 +58,13 @@ class EngineChild:
         if self.recipe.rollout.engine != "reference":
             raise UserError("rollout.engine: this version of gyre launches the reference engine only; see issue 6")
         self.key_file = f"{self.name}.{secrets.token_hex(4)}"
-        launch = reference_launch(self.recipe, self.model, self.run.keys, self.key_file)
+        launch = reference_launch(self.recipe, self.model, self.run.keys, self.key_file, node_address())
         self.child = await Child.start(self.name, launch.argv, self.log_file, launch.env)
         try:
             port = await asyncio.wait_for(self._port(launch.port_file), self.recipe.rollout.start_timeout)
         except TimeoutError:
             raise ChildDied(f"{self.name} did not answer in rollout.start_timeout; see {self.log_file}") from None
-        self.url = f"http://127.0.0.1:{port}"
+        self.url = f"http://{node_address()}:{port}"
         keys = json.loads(launch.key_file.read_text())
         self._session = aiohttp.ClientSession()
         self._client = EngineClient(self.url, self._session, keys["api_key"], keys["admin_key"], None)

@@ -31,6 +31,7 @@ from gyre.errors import UserError
 from gyre.ledger.checkpoints import CheckpointMeta, newest_complete, prune
 from gyre.ledger.layout import RunFolder
 from gyre.ledger.microstep_files import read_microstep
+from gyre.processes.address import node_address
 from gyre.processes.base import user_error
 from gyre.processes.children import say_last_words
 from gyre.recipe.load import load_recipe
@@ -44,7 +45,6 @@ from gyre.transfer.manifest import Manifest, RankBuffer, make_manifest, read_man
 from gyre.transfer.publish import BufferKey, Publisher, Puller
 
 BUCKET_BYTES = 256 << 20
-HOST = "127.0.0.1"
 
 
 class Rank:
@@ -55,8 +55,8 @@ class Rank:
         self.recipe = load_recipe(run.recipe, folders=False)
         self.layout = layout
         self.trainer = Trainer(model, TrainSettings.of(self.recipe), layout, core=False)
-        self.publisher = Publisher(TransferSession(HOST), layout.rank)
-        self.puller = Puller(lambda: TransferSession(HOST))
+        self.publisher = Publisher(TransferSession(node_address()), layout.rank)
+        self.puller = Puller(lambda: TransferSession(node_address()))
         self.holds = ""
         """file name of the manifest whose weights the model has; "" after a commit that is not published"""
         self.weights: tuple[int, int] | None = None

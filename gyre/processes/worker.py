@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import secrets
-import shutil
 import socket
 import time
 from pathlib import Path
@@ -29,6 +28,7 @@ from gyre.executions.execution import (
     run_execution,
 )
 from gyre.executions.harnesses import Harness, find_harness
+from gyre.executions.layers import remove_tree
 from gyre.executions.limits import Limits as SandboxLimits
 from gyre.executions.sandbox import Sandbox, make_sandbox
 from gyre.executions.tasks import Task, load_tasks
@@ -36,6 +36,7 @@ from gyre.ledger import events as ev
 from gyre.ledger.files import write_error
 from gyre.ledger.layout import RunFolder
 from gyre.ledger.shards import TurnWriter
+from gyre.ledger.state import RunState
 from gyre.ledger.tail import Line
 from gyre.processes.base import Process, run_process
 from gyre.proxy.capture import Capture, Limits, Stats
@@ -128,13 +129,14 @@ class Worker(Process):
     # ---- work ----
 
     async def work(self) -> None:
-        shutil.rmtree(self.root, ignore_errors=True)
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.harness.check(self.recipe.harness.version)
         self.sandbox = await make_sandbox(self.recipe.sandbox.kind, self.root)
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as self._session:
             self.proxy = self._make_proxy()
             await self.until_accepted()
+            for left in lost_workspaces(self.root / "executions", self.state):
+                await asyncio.to_thread(remove_tree, left)
             self._sync_routes()
             self.say(ev.WorkerReady(slots=self.recipe.sandbox.per_node))
             self.say(ev.RoutesAcknowledged(epoch=self.state.routed[0], n=self.state.routed[1]))
@@ -274,6 +276,18 @@ class Worker(Process):
         if self.proxy is not None:
             await self.proxy.close()
         self.turns.close()
+
+
+def lost_workspaces(folder: Path, state: RunState) -> list[Path]:
+    """What attempts left that a predecessor did not finish; workspaces that were kept on purpose are not among it."""
+    lost = []
+    for place in folder.iterdir() if folder.is_dir() else []:
+        name, _, number = place.name.rpartition(".")
+        execution = state.executions.get(name)
+        attempt = execution.attempts.get(int(number)) if execution is not None and number.isdigit() else None
+        if attempt is None or attempt.finished is None:
+            lost.append(place)
+    return lost
 
 
 def check_room(folder: Path) -> None:

@@ -32,6 +32,7 @@ from gyre.proxy.exchange import Evidence, Refusal, Reply, Request, ThreadRules
 from gyre.proxy.generate import GenerationFailed, Generator, Sampled, Wanted, nothing_sampled
 from gyre.proxy.matching import Plan, Turns, match, plan
 from gyre.proxy.parser import Parsed
+from gyre.proxy.seen import Seen
 from gyre.proxy.template import Renderer, RenderError
 from gyre.proxy.tree import CallTree
 
@@ -120,7 +121,7 @@ class Capture:
         self._renderer, self._generator, self._sink, self._rules = renderer, generator, sink, rules
         self._temperature, self._model = temperature, model
         self._token_hex, self._now = token_hex, now
-        self._tree, self._turns = CallTree(), Turns()
+        self._tree, self._turns, self._seen = CallTree(), Turns(), Seen()
         self._rows = 0
         self._calls: dict[str, Call] = {}
 
@@ -130,8 +131,8 @@ class Capture:
 
     def begin(self, request: Request, body: bytes, headers: Mapping[str, str]) -> Call:
         """Start a call, or join the one that it repeats. Raises Refusal before anything is sampled."""
-        evidence = self._rules.classify(headers, request.conversation)
-        digest = hashlib.sha256(evidence.thread.encode() + b"\0" + body).hexdigest()
+        evidence = self._rules.classify(headers, request, self._seen)
+        digest = hashlib.sha256(evidence.thread.encode() + b"\0" + (request.identity or body)).hexdigest()
         self.stats.calls += 1
         twin = self._calls.get(digest)
         if twin is not None and (not twin.delivered or twin.siblings >= self._limits.siblings):
@@ -140,6 +141,7 @@ class Capture:
         if self.stats.calls > self._limits.calls:
             raise Refusal("limit", f"this execution made its {self._limits.calls} calls")
         planned, wanted = self._plan(request, evidence)
+        self._seen.note(evidence.thread, evidence.role, request.conversation)
         siblings = 1 if twin is None else twin.siblings + 1
         call = self._calls[digest] = Call(f"gyre-{self._token_hex(12)}", int(self._now()), siblings)
         call.reply = asyncio.get_running_loop().create_task(
@@ -148,6 +150,11 @@ class Capture:
         # Whoever waits gets the exception; nobody may wait any more.
         call.reply.add_done_callback(lambda done: done.cancelled() or done.exception())
         return call
+
+    def count(self, request: Request, headers: Mapping[str, str]) -> int:
+        """How many tokens the prompt of `request` has. Changes nothing. Raises Refusal."""
+        evidence = self._rules.classify(headers, request, self._seen)
+        return len(self._continue(request, evidence).prompt)
 
     def settle(self, call: Call, sent_whole: bool) -> None:
         """Note how the reply's delivery went. The call must be done."""
@@ -183,12 +190,15 @@ class Capture:
 
     # -- one call
 
-    def _plan(self, request: Request, evidence: Evidence) -> tuple[Plan, Wanted]:
-        found = match(request.conversation, evidence.thread, self._turns, self._rules.normal)
+    def _continue(self, request: Request, evidence: Evidence) -> Plan:
+        found = match(request.conversation, evidence.thread, self._turns, self._rules)
         try:
-            planned = plan(request.conversation, found, self._tree, self._renderer)
+            return plan(request.conversation, found, self._tree, self._renderer)
         except RenderError as error:
             raise Refusal("invalid", str(error)) from error
+
+    def _plan(self, request: Request, evidence: Evidence) -> tuple[Plan, Wanted]:
+        planned = self._continue(request, evidence)
         # Engines want a free position after the last sampled token.
         length, context = len(planned.prompt), self._limits.context
         room = context - 1 - length
@@ -286,11 +296,12 @@ class Capture:
         text = self._renderer.decode(self._renderer.unstopped(sampled.output))
         if sampled.stop_at is not None:
             text = text[: sampled.stop_at]
-        parsed: Parsed = self._renderer.rules.parse(text, self._renderer.thinking_open)
+        parsed: Parsed = self._renderer.rules.parse(text, self._renderer.thinking_open, request.conversation.tools)
         calls = tuple(ToolCall(f"call_{self._token_hex(12)}", c.name, c.arguments) for c in parsed.calls)
-        said = Message(role="assistant", text=parsed.text, thinking=parsed.thinking, calls=calls)
+        said = Message(role="assistant", text=parsed.text, thinking=parsed.thinking, calls=calls, issued=call.id)
         self._tree.add(row.turn, row.parent, row.keep, row.context, row.output)
         self._turns.add(row.turn, planned.key, said, self._rules.normal)
+        self._seen.note_calls(calls)
         self.stats.turns += 1
         self.stats.tokens_context += len(row.context)
         self.stats.malformed_calls += parsed.malformed

@@ -12,7 +12,7 @@ import asyncio
 from aiohttp import web
 
 from gyre.proxy.capture import Call, Capture
-from gyre.proxy.exchange import Dialect, Refusal, Reply, Request
+from gyre.proxy.exchange import Dialect, Opening, Refusal, Reply, Request
 
 _BEGAN = web.RequestKey("began", bool)
 _JSON = {"Content-Type": "application/json"}
@@ -48,7 +48,9 @@ async def send(request: web.BaseRequest, status: int, body: bytes) -> web.Stream
     response = web.StreamResponse(status=status, headers=_JSON)
     response.content_length = len(body)
     await _begin(request, response)
-    await _write(request, response, body)
+    # A client that asked for the head alone would take a body for the next answer.
+    if request.method != "HEAD":
+        await _write(request, response, body)
     await response.write_eof()
     return response
 
@@ -57,24 +59,30 @@ async def _stream(
     call: Call, dialect: Dialect, neutral: Request, request: web.BaseRequest, keep_alive: float
 ) -> web.StreamResponse:
     response: web.StreamResponse | None = None
+    lives = 0
     while not call.reply.done():
         await asyncio.wait({call.reply}, timeout=keep_alive)
         if not call.reply.done():
             response = response or await _open(request)
-            await _write(request, response, dialect.keep_alive(neutral, call.id, call.created))
+            await _write(request, response, dialect.keep_alive(neutral, _opening(call, lives)))
+            lives += 1
     try:
         reply: Reply = await asyncio.shield(call.reply)
     except Refusal as refusal:
         if response is None:
             raise
-        await _write(request, response, dialect.error_event(refusal))
+        await _write(request, response, dialect.error_event(neutral, refusal, _opening(call, lives)))
         await response.write_eof()
         return response
     response = response or await _open(request)
-    for event in dialect.events(neutral, reply):
+    for event in dialect.events(neutral, reply, lives):
         await _write(request, response, event)
     await response.write_eof()
     return response
+
+
+def _opening(call: Call, lives: int) -> Opening:
+    return Opening(id=call.id, created=call.created, lives=lives)
 
 
 async def _open(request: web.BaseRequest) -> web.StreamResponse:

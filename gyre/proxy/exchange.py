@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from gyre.proxy.conversation import Conversation, Message, ToolCall
+from gyre.proxy.seen import Seen
 
 Kind = Literal["invalid", "unsupported", "context", "unauthorized", "not_found", "too_large", "limit", "server"]
 
@@ -25,8 +26,26 @@ class Refusal(Exception):
         self.context = context
 
 
+class Hints(msgspec.Struct, frozen=True, kw_only=True):
+    """What the neutral form has no place for, and roles are told by.
+
+    `first_user`, `last_user`: text blocks of the first and the last user's message; `server_tools`: types of offered
+    tools that are not rendered, because the harness never runs them; `structured`: a reply of a given shape is wished.
+    """
+
+    first_user: tuple[str, ...] = ()
+    last_user: tuple[str, ...] = ()
+    server_tools: tuple[str, ...] = ()
+    structured: bool = False
+    session: str = ""
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """A model request. `asked` is what the harness wished for sampling: recorded and ignored."""
+    """A model request. `asked` is what the harness wished for sampling: recorded and ignored.
+
+    `identity`: bytes that two equal requests share; b"": those of the body. `spoken`: rendered tool name -> how the
+    dialect names it, where these differ.
+    """
 
     conversation: Conversation
     model: str = ""
@@ -35,6 +54,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool = False
     usage_in_stream: bool = False
     asked: dict[str, Any] = {}
+    hints: Hints = Hints()
+    identity: bytes = b""
+    spoken: dict[str, tuple[str, ...]] = {}
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,10 +74,19 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
 
 
+class Opening(msgspec.Struct, frozen=True, kw_only=True):
+    """How an event stream began before its reply was ready: its id and time, and the keep-alives sent so far."""
+
+    id: str
+    created: int
+    lives: int = 0
+
+
 class Dialect(Protocol):
-    """A wire format."""
+    """A wire format. `paths` sample a reply; `counting` only say how long a prompt is."""
 
     paths: tuple[str, ...]
+    counting: tuple[str, ...]
 
     def read(self, body: bytes) -> Request:
         """Raises Refusal for what is malformed or cannot be represented; nothing is dropped."""
@@ -63,16 +94,19 @@ class Dialect(Protocol):
     def write(self, request: Request, reply: Reply) -> bytes:
         """The JSON of a whole reply."""
 
-    def events(self, request: Request, reply: Reply) -> Iterator[bytes]:
-        """The event stream of a whole reply."""
+    def count(self, tokens: int) -> bytes:
+        """The JSON of a prompt's length."""
 
-    def keep_alive(self, request: Request, reply_id: str, created: int) -> bytes:
-        """An event that says nothing, which harnesses count as life; sent while the reply is generated."""
+    def events(self, request: Request, reply: Reply, lives: int) -> Iterator[bytes]:
+        """The event stream of a whole reply, after `lives` keep-alives."""
+
+    def keep_alive(self, request: Request, opening: Opening) -> bytes:
+        """Events that say nothing, which harnesses count as life; sent while the reply is generated."""
 
     def error(self, refusal: Refusal) -> tuple[int, bytes]:
         """HTTP status and body of an error."""
 
-    def error_event(self, refusal: Refusal) -> bytes:
+    def error_event(self, request: Request, refusal: Refusal, opening: Opening) -> bytes:
         """An error after the event stream began."""
 
     def models(self, names: list[str]) -> bytes:
@@ -90,8 +124,11 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 class ThreadRules(Protocol):
     """What is known about a harness: who calls, and how it edits what we sampled. See roles.py."""
 
-    def classify(self, headers: Mapping[str, str], conversation: Conversation) -> Evidence:
-        """Thread and role of a call."""
+    def classify(self, headers: Mapping[str, str], request: Request, seen: Seen) -> Evidence:
+        """Thread and role of a call, from it and from what the execution's earlier calls showed."""
 
     def normal(self, message: Message) -> Message:
         """Undo known edits; applied to what was recorded and to what comes back."""
+
+    def same(self, recorded: Message, echoed: Message) -> bool:
+        """Whether `echoed`, which bears ids that `recorded` issued, is `recorded` after edits the harness makes."""

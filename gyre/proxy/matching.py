@@ -17,10 +17,15 @@ from gyre.proxy.conversation import Conversation, Key, Message, extend, extend_s
 from gyre.proxy.template import Renderer
 from gyre.proxy.tree import CallTree
 
-Normal = Callable[[Message], Message]
-"""Undoes the edits that a harness is known to make to what we sampled; applied to the recorded and to the
-echoed message.
-"""
+
+class Edits(Protocol):
+    """The edits that a harness is known to make to what we sampled."""
+
+    def normal(self, message: Message) -> Message:
+        """Undo them; applied to the recorded and to the echoed message."""
+
+    def same(self, recorded: Message, echoed: Message) -> bool:
+        """Whether `echoed`, which bears ids that `recorded` issued, is `recorded` after such edits."""
 
 
 class Known(Protocol):
@@ -38,6 +43,9 @@ class Known(Protocol):
     def said(self, turn: int) -> bytes:
         """Its visible content (`visible` of the normalised message)."""
 
+    def reply(self, turn: int) -> Message:
+        """What it said."""
+
 
 class Turns:
     """The sampled turns of one execution, by the ids that they issued and by place."""
@@ -46,11 +54,13 @@ class Turns:
         self._calls: dict[str, int] = {}
         self._places: dict[tuple[Key, bytes], int] = {}
         self._of_turn: dict[int, tuple[Key, bytes]] = {}
+        self._replies: dict[int, Message] = {}
 
-    def add(self, turn: int, key: Key, reply: Message, normal: Normal) -> None:
+    def add(self, turn: int, key: Key, reply: Message, normal: Callable[[Message], Message]) -> None:
         """Know `reply` as what `turn` said at `key`."""
         said = visible(normal(reply))
         self._of_turn[turn] = (key, said)
+        self._replies[turn] = reply
         self._places[key, said] = turn
         for issued in (*(call.id for call in reply.calls), reply.issued):
             if issued:
@@ -67,6 +77,9 @@ class Turns:
 
     def said(self, turn: int) -> bytes:
         return self._of_turn[turn][1]
+
+    def reply(self, turn: int) -> Message:
+        return self._replies[turn]
 
 
 class Match(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +103,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     key: Key
 
 
-def match(conversation: Conversation, thread: str, known: Known, normal: Normal) -> Match:
+def match(conversation: Conversation, thread: str, known: Known, edits: Edits) -> Match:
     """Walk the chain. The parent is the last sampled turn up to which everything is known, in order."""
     key = opening_key(thread, conversation)
     parent, tail = -1, 0
@@ -99,8 +112,11 @@ def match(conversation: Conversation, thread: str, known: Known, normal: Normal)
         if message.role != "assistant":
             key = extend(key, message)
             continue
-        said = visible(normal(message))
-        turn = recognise(key, message, said, known)
+        said = visible(edits.normal(message))
+        turn = recognise(key, message, said, known, edits)
+        if turn is not None:
+            # However it was edited, it is what we recorded: the chain goes on from that.
+            said = known.said(turn)
         if turn is not None and known.place(turn) == key:
             # Same place: the history before it is what this turn was sampled after.
             parent, tail, sampled = turn, index + 1, {}
@@ -110,17 +126,18 @@ def match(conversation: Conversation, thread: str, known: Known, normal: Normal)
     return Match(parent=parent, tail=tail, sampled=sampled, key=key)
 
 
-def recognise(key: Key, message: Message, said: bytes, known: Known) -> int | None:
-    """The turn that said `message`: by the ids that we issued, else by what is visible at this
-    place.
+def recognise(key: Key, message: Message, said: bytes, known: Known, edits: Edits) -> int | None:
+    """The turn that said `message`: by the ids that we issued, else by what is visible at this place.
 
-    An id with other content than what was said is an edit: not recognised.
+    An id with other content than what was said, or than the harness's edits make of it, is an edit: not recognised.
     """
     issued = (*(call.id for call in message.calls), message.issued)
     turns = {known.by_call(name) for name in issued if name}
     if turns and turns != {None}:
         turn = turns.pop()
-        return turn if turn is not None and not turns and known.said(turn) == said else None
+        if turn is None or turns:
+            return None
+        return turn if known.said(turn) == said or edits.same(known.reply(turn), message) else None
     return known.by_place(key, said)
 
 

@@ -1,4 +1,4 @@
-"""From sampled text to thinking, text and tool calls (Hermes JSON in <tool_call> tags).
+"""From sampled text to thinking, text and tool calls (in <tool_call> tags: Hermes JSON here, XML in `parser_xml.py`).
 
 Invariant: never raises, whatever the text. A call that is malformed or cut stays text, so the harness sees
 what the model wrote, and is counted. A closing tag inside a JSON string does not end the call.
@@ -7,6 +7,7 @@ what the model wrote, and is counted. A closing tag inside a JSON string does no
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -32,15 +33,20 @@ class Parsed(msgspec.Struct, frozen=True, kw_only=True):
     malformed: int = 0
 
 
-def parse(output: str, *, thinking_open: bool = False) -> Parsed:
+CallAt = Callable[[str, int], "tuple[ParsedCall, int] | None"]
+"""(text, place behind an opening tag) -> the call and where its closing tag ends; None if it is not one."""
+
+
+def parse(output: str, *, thinking_open: bool = False, call_at: CallAt | None = None) -> Parsed:
     """Split `output` (without its stop token). `thinking_open`: the prompt ended inside a thinking block."""
-    thinking, rest = _split_thinking(output, thinking_open)
+    thinking, rest = split_thinking(output, thinking_open)
+    read = call_at or _call_at
     pieces: list[str] = []
     calls: list[ParsedCall] = []
     malformed = 0
     at = 0
     while (start := rest.find(OPEN_CALL, at)) >= 0:
-        found = _call_at(rest, start + len(OPEN_CALL))
+        found = read(rest, start + len(OPEN_CALL))
         if found is None:
             malformed += 1
             end = start + len(OPEN_CALL)
@@ -54,7 +60,8 @@ def parse(output: str, *, thinking_open: bool = False) -> Parsed:
     return Parsed(text="".join(pieces).strip("\n"), thinking=thinking, calls=tuple(calls), malformed=malformed)
 
 
-def _split_thinking(output: str, thinking_open: bool) -> tuple[str, str]:
+def split_thinking(output: str, thinking_open: bool) -> tuple[str, str]:
+    """(thinking, the rest)."""
     lead = output.lstrip(_SPACE)
     if lead.startswith(OPEN_THINK):
         body = lead[len(OPEN_THINK) :]
@@ -68,25 +75,26 @@ def _split_thinking(output: str, thinking_open: bool) -> tuple[str, str]:
 
 def _call_at(text: str, at: int) -> tuple[ParsedCall, int] | None:
     """The call whose JSON starts at or after `at`, and where its closing tag ends; None if it is not one."""
-    at = _skip_space(text, at)
+    at = skip_space(text, at)
     try:
-        value, end = _DECODER.raw_decode(text, at)
+        value, end = DECODER.raw_decode(text, at)
     except (ValueError, RecursionError):
         return None
-    end = _skip_space(text, end)
+    end = skip_space(text, end)
     if not text.startswith(CLOSE_CALL, end):
         return None
-    call = _call_of(value)
+    call = call_of(value)
     return None if call is None else (call, end + len(CLOSE_CALL))
 
 
-def _call_of(value: Any) -> ParsedCall | None:
+def call_of(value: Any) -> ParsedCall | None:
+    """The call that a JSON value is, or None."""
     if not isinstance(value, dict):
         return None
     name, arguments = value.get("name"), value.get("arguments", {})
     try:
         if isinstance(arguments, str):
-            arguments = _DECODER.decode(arguments)
+            arguments = DECODER.decode(arguments)
         if not isinstance(name, str) or not name or not isinstance(arguments, dict):
             return None
         written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
@@ -98,7 +106,8 @@ def _call_of(value: Any) -> ParsedCall | None:
     return ParsedCall(name, written)
 
 
-def _skip_space(text: str, at: int) -> int:
+def skip_space(text: str, at: int) -> int:
+    """The first place from `at` on that holds no white space."""
     while at < len(text) and text[at] in _SPACE:
         at += 1
     return at
@@ -108,4 +117,5 @@ def _refuse(name: str) -> float:
     raise ValueError(f"{name} is not JSON")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse)
+DECODER = json.JSONDecoder(parse_constant=_refuse)
+"""Strict JSON: NaN and Infinity are none."""

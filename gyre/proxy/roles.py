@@ -1,29 +1,26 @@
-"""Role evidence, one small class a harness: which thread a call belongs to, in which role, and what edits to
-expect.
+"""Which rules go with which harness: threads, roles, and the edits to expect (see `harness_rules/`).
 
 Invariant: a role comes from what the harness sent, never from what we guess it meant; an unlisted edit forks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from gyre.errors import UserError
-from gyre.proxy.conversation import Conversation, Message
-from gyre.proxy.exchange import Evidence, ThreadRules
+from gyre.proxy.exchange import ThreadRules
+from gyre.proxy.harness_rules.base import Verbatim
+from gyre.proxy.harness_rules.claude_code import ClaudeCode
+from gyre.proxy.harness_rules.codex import Codex
+from gyre.proxy.harness_rules.opencode import OpenCode
+from gyre.proxy.harness_rules.qwen_code import QwenCode
 
-
-class Shell:
-    """The built-in harness: one conversation, echoed as it was."""
-
-    def classify(self, headers: Mapping[str, str], conversation: Conversation) -> Evidence:
-        return Evidence()
-
-    def normal(self, message: Message) -> Message:
-        return message
-
-
-_KNOWN: dict[str, ThreadRules] = {"shell": Shell()}
+_KNOWN: dict[str, ThreadRules] = {
+    "shell": Verbatim(),
+    "claude-code": ClaudeCode(),
+    "codex": Codex(),
+    "mini-swe-agent": Verbatim(),
+    "opencode": OpenCode(),
+    "qwen-code": QwenCode(),
+}
 
 
 def rules_for(harness: str) -> ThreadRules:

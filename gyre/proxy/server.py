@@ -20,7 +20,7 @@ from aiohttp import web
 from gyre.engines.types import TokenHex
 from gyre.proxy.capture import Capture, Limits, Stats, TurnSink
 from gyre.proxy.delivery import began, deliver, send
-from gyre.proxy.dialects import DEFAULT, DIALECTS
+from gyre.proxy.dialects import DIALECTS, dialect_of
 from gyre.proxy.exchange import Dialect, Refusal, ThreadRules
 from gyre.proxy.generate import Generator
 from gyre.proxy.template import Renderer
@@ -139,7 +139,7 @@ class Proxy:
 
     async def _answer(self, listener_key: str | None, request: web.BaseRequest) -> web.StreamResponse:
         path_id, path = _split(request.path)
-        dialect = DIALECTS.get(path, DEFAULT)
+        dialect = dialect_of(path, request.headers)
         live: _Live | None = None
         try:
             live = self._authorise(listener_key, request, path_id)
@@ -147,7 +147,7 @@ class Proxy:
                 return await send(request, 200, dialect.models([self._model]))
             if path not in DIALECTS or request.method != "POST":
                 raise Refusal("not_found", f"{request.method} {path} is not served here")
-            return await self._call(live.capture, dialect, request)
+            return await self._call(live.capture, dialect, path, request)
         except Refusal as refusal:
             return await self._refuse(live, dialect, request, refusal)
         except ConnectionError:
@@ -162,9 +162,13 @@ class Proxy:
                 raise
             return await self._refuse(live, dialect, request, Refusal("server", "internal error"))
 
-    async def _call(self, capture: Capture, dialect: Dialect, request: web.BaseRequest) -> web.StreamResponse:
+    async def _call(
+        self, capture: Capture, dialect: Dialect, path: str, request: web.BaseRequest
+    ) -> web.StreamResponse:
         body = await _body(request, capture.limits.body_bytes)
         neutral = dialect.read(body)
+        if path in dialect.counting:
+            return await send(request, 200, dialect.count(capture.count(neutral, request.headers)))
         call = capture.begin(neutral, body, request.headers)
         return await deliver(capture, call, dialect, neutral, request, self._keep_alive)
 

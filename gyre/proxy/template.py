@@ -79,7 +79,9 @@ class Renderer:
         """The template's text. Raises RenderError if the template refuses the messages."""
         specs = [tool.spec for tool in tools] or None
         try:
-            return self._template.render(messages=messages, tools=specs, add_generation_prompt=generate)
+            return self._template.render(
+                messages=messages, tools=specs, add_generation_prompt=generate, bos_token=self.rules.begin
+            )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise RenderError(f"the model's chat template refuses this conversation: {error}") from error
 
@@ -93,9 +95,9 @@ class Renderer:
         """Text of sampled ids, markers included."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
-    def parse(self, output: Sequence[int]) -> Parsed:
+    def parse(self, output: Sequence[int], tools: Sequence[Tool] = ()) -> Parsed:
         """What sampled ids say, their stop token left out."""
-        return self.rules.parse(self.decode(self.unstopped(output)), self.thinking_open)
+        return self.rules.parse(self.decode(self.unstopped(output)), self.thinking_open, tools)
 
     def unstopped(self, output: Sequence[int]) -> Sequence[int]:
         """`output` without the stop token that it may end with."""

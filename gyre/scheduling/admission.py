@@ -118,7 +118,7 @@ def _last_reason(execution: Execution) -> str:
 
 
 def set_aside(world: World) -> list[ev.Event]:
-    """A task with two groups in which no execution could be graded, for want of its environment, is named and dropped."""
+    """A task with two groups in which no execution could be graded, for want of its environment, is set aside."""
     state = world.state
     failed: dict[str, int] = {}
     for name in state.void:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import takewhile
 
 from gyre.ledger import events as ev
 from gyre.ledger.state import CellIncarnation, Lineage, RunState
@@ -30,9 +31,15 @@ class World:
 
     # ---- cells ----
 
+    @cached_property
+    def _alive(self) -> frozenset[str]:
+        found = {cell: self.state.cell(cell) for cell in self.settings.cells if cell not in self.dead}
+        return frozenset(
+            c for c, said in found.items() if said is not None and said.state not in ("starting", "failed")
+        )
+
     def alive(self, cell: str) -> bool:
-        found = self.state.cell(cell)
-        return cell not in self.dead and found is not None and found.state not in ("starting", "failed")
+        return cell in self._alive
 
     def role_order(self, cell: str) -> ev.TrainOrdered | ev.ServeOrdered | None:
         """The newest role order for the accepted incarnation of `cell`."""
@@ -48,8 +55,12 @@ class World:
             return found.serving is not None and found.serving.weight_version == order.weight_version
         return found.training == (order.lineage, order.step)
 
+    @cached_property
+    def _training(self) -> frozenset[str]:
+        return frozenset(c for c in self._alive if isinstance(self.role_order(c), ev.TrainOrdered))
+
     def training(self, cell: str) -> bool:
-        return self.alive(cell) and isinstance(self.role_order(cell), ev.TrainOrdered)
+        return cell in self._training
 
     def joined(self, cell: str) -> bool:
         """Does it sum gradients of the step in hand?"""
@@ -87,12 +98,16 @@ class World:
     def burst(self) -> int:
         return max(self.state.bursts, default=0)
 
-    def reign(self) -> Lineage | None:
-        """The reigning lineage, if its core is alive; None while a new one has to open."""
+    @cached_property
+    def _reign(self) -> Lineage | None:
         lineage = self.state.reign()
         if lineage is None or self.state.incarnation(lineage.cell) != lineage.incarnation:
             return None
         return lineage if self.alive(lineage.cell) else None
+
+    def reign(self) -> Lineage | None:
+        """The reigning lineage, if its core is alive; None while a new one has to open."""
+        return self._reign
 
     @cached_property
     def step(self) -> int:
@@ -119,10 +134,6 @@ class World:
     # ---- micro-steps of the step in hand, in the reigning lineage ----
 
     @cached_property
-    def number(self) -> int:
-        return max(self.state.lineages, default=0)
-
-    @cached_property
     def grants(self) -> list[ev.Granted]:
         found = self.state.steps.get(self.step)
         return [g for g in found.grants if g.lineage == self.number] if found is not None else []
@@ -140,7 +151,18 @@ class World:
             if (g.cell, g.incarnation) == (lineage.cell, lineage.incarnation) and g.grant in core.done
             for m in g.microsteps
         ]
-        return frozenset(own).union(*(m.microsteps for m in lineage.merged if m.step == self.step))
+        return frozenset(own).union(*(a.microsteps for a in self.answers if isinstance(a, ev.Merged)))
+
+    @cached_property
+    def answers(self) -> list[ev.Merged | ev.Refused]:
+        """What the core has said to the contributions of this step."""
+        lineage, step = self.state.reign(), self.step
+        if lineage is None:
+            return []
+        # both lists are in the order of the steps
+        merged = takewhile(lambda m: m.step == step, reversed(lineage.merged))
+        refused = takewhile(lambda r: r.step == step, reversed(lineage.refused))
+        return [*merged, *refused]
 
     @cached_property
     def fenced(self) -> frozenset[tuple[str, int]]:
@@ -156,10 +178,10 @@ class World:
     @cached_property
     def lost(self) -> frozenset[int]:
         """Grants that will never be merged any more. Only the core's word counts: fenced, or refused."""
-        lineage = self.state.reign()
-        refused = [r for r in lineage.refused if r.step == self.step] if lineage is not None else []
         lost = {g.grant for g in self.grants if (g.cell, g.incarnation) in self.fenced}
-        for answer in refused:
+        for answer in self.answers:
+            if isinstance(answer, ev.Merged):
+                continue
             found = self.state.cells.get(answer.source, {}).get(answer.source_incarnation, CellIncarnation())
             if answer.number in found.offers:
                 lost.update(found.offers[answer.number].grants)

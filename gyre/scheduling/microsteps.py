@@ -7,7 +7,6 @@ committed only when the merged sets are disjoint and together are exactly its `p
 from __future__ import annotations
 
 from gyre.ledger import events as ev
-from gyre.ledger.state import Lineage
 from gyre.scheduling.facts import World
 
 AHEAD = 2
@@ -23,7 +22,7 @@ def grant(world: World) -> list[ev.Event]:
     able = [
         cell
         for cell in world.settings.cells
-        if world.joined(cell) and not world.is_fenced(cell) and not _offering(world, lineage, cell)
+        if world.joined(cell) and not world.is_fenced(cell) and not _offering(world, cell)
     ]
     if not pending or not able:
         return []
@@ -42,21 +41,19 @@ def grant(world: World) -> list[ev.Event]:
     ]
 
 
-def _open_offer(world: World, lineage: Lineage, cell: str) -> int | None:
+def _open_offer(world: World, cell: str) -> int | None:
     """Number of the contribution of this cell that the core has not answered."""
     found, incarnation = world.state.cell(cell), world.state.incarnation(cell)
     if found is None:
         return None
-    answered = {
-        a.number for a in [*lineage.merged, *lineage.refused] if (a.source, a.source_incarnation) == (cell, incarnation)
-    }
+    answered = {a.number for a in world.answers if (a.source, a.source_incarnation) == (cell, incarnation)}
     for number, offer in found.offers.items():
         if (offer.lineage, offer.step) == (world.number, world.step) and number not in answered:
             return number
     return None
 
 
-def _offering(world: World, lineage: Lineage, cell: str) -> bool:
+def _offering(world: World, cell: str) -> bool:
     """Was an offer ordered that is not answered yet? Then its buffer is frozen or about to be."""
     incarnation, found = world.state.incarnation(cell), world.state.steps.get(world.step)
     ordered = sum(
@@ -64,11 +61,7 @@ def _offering(world: World, lineage: Lineage, cell: str) -> bool:
         for o in (found.offers_ordered if found is not None else ())
         if (o.cell, o.incarnation, o.lineage) == (cell, incarnation, world.number)
     )
-    answered = sum(
-        1
-        for a in [*lineage.merged, *lineage.refused]
-        if (a.source, a.source_incarnation, a.step) == (cell, incarnation, world.step)
-    )
+    answered = sum(1 for a in world.answers if (a.source, a.source_incarnation) == (cell, incarnation))
     return ordered > answered
 
 
@@ -85,7 +78,7 @@ def offer(world: World) -> list[ev.Event]:
             continue
         if not world.unmerged(lineage, cell) or not (finished or world.starved()):
             continue
-        if not _offering(world, lineage, cell):
+        if not _offering(world, cell):
             orders.append(
                 ev.OfferOrdered(
                     cell=cell,
@@ -104,7 +97,7 @@ def merge(world: World) -> list[ev.Event]:
         return []
     orders: list[ev.Event] = []
     for cell in world.settings.cells:
-        number = _open_offer(world, lineage, cell)
+        number = _open_offer(world, cell)
         found = world.state.cell(cell)
         if number is None or found is None:
             continue
@@ -141,8 +134,8 @@ def commit(world: World) -> list[ev.Event]:
     packed = found.packed
     if not world.merged.issuperset(packed.microsteps):
         return []
-    if packed.microsteps and world.state.cells[lineage.cell][lineage.incarnation].state != "training":
-        return []
+    if not world.joined(lineage.cell):
+        return []  # a step without micro-steps too: in rollout the core's tensors are not on its devices
     if any(c.lineage == world.number for c in found.commits_ordered):
         return []
     return [

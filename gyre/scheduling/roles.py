@@ -130,18 +130,18 @@ def _forward(world: World, lineage: Lineage) -> str | None:
     cell = waiting[0]
     if cell != lineage.cell and not world.training(lineage.cell):
         return None
-    if not _work(world):
+    if not _work(world, cell == lineage.cell):
         return None
     limit = 0 if settings.mode == "colocate" else capacity(world, but=cell)
     return cell if world.state.waterlevel <= limit else None
 
 
-def _work(world: World) -> bool:
-    """Is there something to train, or a batch in training that can be joined?"""
+def _work(world: World, core: bool) -> bool:
+    """Is there something to train, or a batch in training that can be joined? The core also has to commit."""
     found = world.state.steps.get(world.step)
     if found is None or not found.consumed:
         return False
-    if found.packed is None:
+    if found.packed is None or core:
         return True
     return not world.merged.issuperset(found.packed.microsteps)
 

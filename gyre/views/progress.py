@@ -14,8 +14,8 @@ from gyre.recipe.schema import Recipe
 from gyre.views.summary import Summary, summarise
 from gyre.views.text import cell_line, headline, render, step_line
 
-QUIET_SECONDS = 15.0
-"""Without a terminal, a line at least this often."""
+HEADLINE_SECONDS = 15.0
+"""Without a terminal, a line about the whole run this often."""
 PANEL_STEPS = 12
 
 
@@ -25,7 +25,7 @@ class Progress:
     def __init__(self, run: RunFolder, recipe: Recipe) -> None:
         self.run, self.recipe = run, recipe
         self._shown: set[tuple[int, int]] = set()
-        self._spoke = self._began = time.monotonic()
+        self._headline = self._began = time.monotonic()
         self._cells: dict[str, str] = {}
         self._last: Summary | None = None
         self._live = None
@@ -45,7 +45,6 @@ class Progress:
             self._live.stop()
 
     def say(self, text: str) -> None:
-        self._spoke = time.monotonic()
         if self._live is not None:
             self._live.console.print(text, highlight=False)
         else:
@@ -60,7 +59,8 @@ class Progress:
             if (step.lineage, step.step) not in self._shown:
                 self._shown.add((step.lineage, step.step))
                 self.say(step_line(step, summary.steps_planned))
-        if time.monotonic() - self._spoke > QUIET_SECONDS:
+        if time.monotonic() - self._headline > HEADLINE_SECONDS:
+            self._headline = time.monotonic()
             self.say(headline(summary) + "; " + "; ".join(cell_line(cell) for cell in summary.cells))
 
     def summary(self, state: str, failure: str) -> None:

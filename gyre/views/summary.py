@@ -17,6 +17,20 @@ from gyre.views.switches import Switch, switches_of
 
 State = Literal["pending", "running", "finished", "failed", "cancelled"]
 
+ROLES: dict[str, Literal["rollout", "training", ""]] = {
+    "starting": "",
+    "ready": "",
+    "failed": "",
+    "rollout": "rollout",
+    "draining": "training",
+    "releasing": "training",
+    "joining": "training",
+    "training": "training",
+    "leaving": "rollout",
+    "resuming": "rollout",
+}
+"""state of a cell -> its role, or the one that it is on its way to"""
+
 
 class StepSummary(Struct, frozen=True, kw_only=True):
     """One step that stands. `staleness` is the maximum over its groups, in versions; `lag` in optimizer steps.
@@ -35,7 +49,9 @@ class StepSummary(Struct, frozen=True, kw_only=True):
     lag: int
     tokens_sampled: int
     tokens_trained: int
-    tokens_dropped: dict[str, int]
+    tokens_dropped: int
+    dropped: dict[str, int]
+    """tokens_dropped by reason"""
     duration_mean: float
     gradient_norm: float
     learning_rate: float
@@ -49,9 +65,12 @@ class StepSummary(Struct, frozen=True, kw_only=True):
 
 class CellSummary(Struct, frozen=True, kw_only=True):
     name: str
-    role: Literal["core", "satellite"]
+    kind: Literal["core", "satellite"]
+    role: Literal["rollout", "training", ""]
+    """What it does, or is on its way to; empty while it starts."""
     state: str
     since: float
+    """When it entered `state`."""
     incarnation: int
     weight_version: str
     shares: dict[str, float]
@@ -90,10 +109,7 @@ class Summary(Struct, frozen=True, kw_only=True):
 def summarise(state: RunState, recipe: Recipe, name: str = "", path: str = "", alive: bool = True) -> Summary:
     """`alive`: is somebody keeping the run going? A run that nobody ended and nobody keeps has failed."""
     verdict, reason = _verdict(state, alive)
-    outcomes = [execution.outcome() for execution in state.executions.values()]
-    sampled = sum(
-        a.finished.tokens_sampled for e in state.executions.values() for a in e.attempts.values() if a.finished
-    )
+    sampled = state.tally.tokens_sampled
     elapsed = state.t_last - state.t_first
     return Summary(
         name=name,
@@ -108,9 +124,8 @@ def summarise(state: RunState, recipe: Recipe, name: str = "", path: str = "", a
         cells=[_cell(state, name) for name in settings_of(recipe, (), (), ()).cells],
         waterlevel=state.waterlevel,
         burst=max(state.bursts, default=0),
-        executions_graded=sum(1 for o in outcomes if o is not None and o.outcome == "graded"),
-        executions_excluded=sum(1 for e in state.executions.values() if e.excluded)
-        + sum(1 for o in outcomes if o is not None and o.outcome == "excluded"),
+        executions_graded=state.tally.graded,
+        executions_excluded=state.tally.excluded,
         tokens_sampled=sampled,
         tokens_per_second=sampled / elapsed if elapsed > 0 else 0.0,
         restarts=sum(
@@ -177,7 +192,8 @@ def _step(
         lag=packed.lag_max if packed else 0,
         tokens_sampled=packed.tokens_sampled if packed else 0,
         tokens_trained=packed.tokens_trained if packed else 0,
-        tokens_dropped=packed.tokens_dropped if packed else {},
+        tokens_dropped=sum(packed.tokens_dropped.values()) if packed else 0,
+        dropped=packed.tokens_dropped if packed else {},
         duration_mean=packed.seconds_mean if packed else 0.0,
         gradient_norm=norm,
         learning_rate=rate,
@@ -238,7 +254,8 @@ def _cell(state: RunState, name: str) -> CellSummary:
     reign = state.reign()
     return CellSummary(
         name=name,
-        role="core" if reign is not None and reign.cell == name else "satellite",
+        kind="core" if reign is not None and reign.cell == name else "satellite",
+        role=ROLES[found.state],
         state=found.state,
         since=found.t,
         incarnation=newest,

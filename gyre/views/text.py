@@ -18,11 +18,11 @@ STEP_COLUMNS = (
     "version",
     "reward",
     "seconds",
-    "staleness",
+    "stale",
     "sampled",
     "trained",
     "dropped",
-    "grad norm",
+    "norm",
     "clip",
 )
 
@@ -48,7 +48,7 @@ def step_line(step: StepSummary, planned: int) -> str:
 
 def cell_line(cell: CellSummary) -> str:
     version = f", serves {cell.weight_version}" if cell.weight_version else ""
-    return f"{cell.name} ({cell.role}): {cell.state}{version}, {len(cell.switches)} switches"
+    return f"{cell.name} ({cell.kind}): {cell.state}{version}, {len(cell.switches)} switches"
 
 
 def step_table(summary: Summary, last: int | None = None) -> Table:
@@ -64,7 +64,7 @@ def step_table(summary: Summary, last: int | None = None) -> Table:
             str(step.staleness),
             str(step.tokens_sampled),
             str(step.tokens_trained),
-            str(sum(step.tokens_dropped.values())),
+            str(step.tokens_dropped),
             f"{step.gradient_norm:.3g}",
             f"{step.clip_fraction:.2f}",
         )
@@ -73,17 +73,17 @@ def step_table(summary: Summary, last: int | None = None) -> Table:
 
 def cell_table(summary: Summary, now: float) -> Table:
     table = Table(box=None, pad_edge=False)
-    for column in ("cell", "role", "state", "for", "serves", "switches", "last switch"):
+    for column in ("cell", "kind", "state", "for", "serves", "switches", "last switch"):
         table.add_column(column)
     for cell in summary.cells:
         last = cell.switches[-1] if cell.switches else None
         phases = " ".join(f"{name} {seconds:.2f}s" for name, seconds in last.phases.items()) if last else ""
         table.add_row(
             cell.name,
-            cell.role,
+            cell.kind,
             cell.state,
             f"{max(0.0, now - cell.since):.0f} s" if cell.since else "",
-            cell.weight_version,
+            cell.weight_version.partition("-")[0],
             str(len(cell.switches)),
             f"to {last.to}: {phases}" if last else "",
         )
@@ -93,7 +93,7 @@ def cell_table(summary: Summary, now: float) -> Table:
 def render(summary: Summary, last: int | None = None, now: float | None = None) -> RenderableType:
     """Everything, for a terminal."""
     parts: list[RenderableType] = [
-        Text(headline(summary)),
+        Text(headline(summary), no_wrap=True, overflow="fold"),
         Text(summary.path, style="dim"),
         Text(""),
         step_table(summary, last),

@@ -58,19 +58,25 @@ def watch(arguments: list[str]) -> tuple[float, int]:
 
 def report(status: dict, wall: float, peak: int) -> None:
     steps = status["steps"]
-    print(f"\ncommand wall time (model build included if it was not cached): {wall:.0f} s; "
-          f"run: {status['updated'] - status['started']:.0f} s")
+    print(
+        f"\ncommand wall time (model build included if it was not cached): {wall:.0f} s; "
+        f"run: {status['updated'] - status['started']:.0f} s"
+    )
     print("reward by step: " + " ".join(f"{s['reward']:.2f}" for s in steps if s["reward"] is not None))
     print("evaluation: " + ", ".join(f"{e['score']:.2f} at version {e['version']}" for e in status["evals"]))
     print(f"seconds a step, median: {statistics.median(s['seconds'] for s in steps):.1f}")
     dropped: dict[str, int] = {}
     for step in steps:
-        for reason, count in step["tokens_dropped"].items():
+        for reason, count in step["dropped"].items():
             dropped[reason] = dropped.get(reason, 0) + count
-    print(f"tokens of the steps: {sum(s['tokens_sampled'] for s in steps)} sampled, "
-          f"{sum(s['tokens_trained'] for s in steps)} trained, dropped {dropped}")
-    print(f"largest |recomputed - recorded| log-probability at equal version: "
-          f"{max(s['logprob_difference'] for s in steps):.2e}")
+    print(
+        f"tokens of the steps: {sum(s['tokens_sampled'] for s in steps)} sampled, "
+        f"{sum(s['tokens_trained'] for s in steps)} trained, dropped {dropped}"
+    )
+    print(
+        f"largest |recomputed - recorded| log-probability at equal version: "
+        f"{max(s['logprob_difference'] for s in steps):.2e}"
+    )
     for to in ("training", "rollout"):
         switches = [x for cell in status["cells"] for x in cell["switches"] if x["to"] == to]
         names = list(dict.fromkeys(name for x in switches for name in x["phases"]))
@@ -79,7 +85,7 @@ def report(status: dict, wall: float, peak: int) -> None:
         print(f"switches to {to}: {len(switches)}, median {total:.2f} s ({phases})")
     for cell in status["cells"]:
         shares = ", ".join(f"{name} {share:.0%}" for name, share in cell["shares"].items() if share >= 0.005)
-        print(f"{cell['name']} ({cell['role']}): {shares}")
+        print(f"{cell['name']} ({cell['kind']}): {shares}")
     print(f"peak memory of all processes together (PSS): {peak / 2**20:.0f} MiB")
 
 

@@ -312,3 +312,38 @@ def test_a_closed_journal_takes_nothing(run: RunFolder) -> None:
 def test_read_journal_refuses_other_files(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not a journal"):
         list(read_journal(tmp_path / "notes.txt"))
+
+
+def test_a_newer_incarnation_is_never_heard_before_what_was_written_before_it(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old one writes its last line, and the new one its first, while a poll is between their two files."""
+    old, new = open_journal(run), open_journal(run)
+    old.append(started(0))
+    tail = JournalTail(run, ["w"])
+    read = tail._read
+    asked: list[int] = []
+
+    def slow_read(writer: str, incarnation: int, file: Any) -> Any:
+        asked.append(incarnation)
+        if len(asked) == 2:  # between the first file and the second
+            old.append(started(1))
+            new.append(started(2))
+        return read(writer, incarnation, file)
+
+    monkeypatch.setattr(tail, "_read", slow_read)
+    heard = tail.poll() + tail.poll()
+    assert keys(heard) == [("w", 1, 0), ("w", 1, 1), ("w", 2, 0)]
+
+
+def test_an_old_file_that_is_looked_at_less_often_is_still_heard_first(run: RunFolder) -> None:
+    """An old incarnation that was silent for long writes on, then the newest does."""
+    old, new = open_journal(run), open_journal(run)
+    old.append(started(0))
+    tail = JournalTail(run, ["w"])
+    assert keys(tail.poll()) == [("w", 1, 0)]
+    for _ in range(50):
+        assert tail.poll() == []
+    old.append(started(1))
+    new.append(started(2))
+    assert keys(tail.poll()) == [("w", 1, 1), ("w", 2, 0)]

@@ -14,6 +14,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -34,7 +35,10 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 TINY = ROOT / "recipes" / "tiny_model" / "chat_template.jinja"
-THINKING = Path(__file__).with_name("thinking.jinja")
+THINKING, CODER, LLAMA = (Path(__file__).with_name(f"{name}.jinja") for name in ("thinking", "coder", "llama"))
+FAMILIES = {"coder": "qwen3-coder", "qwen3.5": "qwen3.5", "llama": "llama3"}
+"""Model folder -> its template family, where that is not qwen3."""
+LLAMA_TOKENS = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|python_tag|>"]
 KEY = "a-key-of-one-execution"
 V1, V2 = "1.1-0123456789abcdef", "1.2-fedcba9876543210"
 
@@ -43,7 +47,7 @@ def small_tokenizer() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *LLAMA_TOKENS]
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
     trainer = trainers.BpeTrainer(
         vocab_size=400,
@@ -67,19 +71,24 @@ def model_folder(folder: Path, template: str) -> Path:
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Model folders: tiny (no thinking), hybrid (the model opens <think>), thinking (the prompt opens it)."""
+    """Model folders: tiny (no thinking), hybrid (the model opens <think>), thinking (the prompt opens it), and one for
+    each other family.
+    """
     root = tmp_path_factory.mktemp("models")
     thinking = THINKING.read_text()
     return {
         "tiny": model_folder(root / "tiny", TINY.read_text()),
         "hybrid": model_folder(root / "hybrid", "{%- set opening = '' -%}" + thinking),
         "thinking": model_folder(root / "thinking", "{%- set opening = '<think>\\n' -%}" + thinking),
+        "coder": model_folder(root / "coder", CODER.read_text()),
+        "qwen3.5": model_folder(root / "qwen3.5", "{%- set strict = true -%}" + CODER.read_text()),
+        "llama": model_folder(root / "llama", LLAMA.read_text()),
     }
 
 
 @pytest.fixture(scope="session")
 def renderers(folders: dict[str, Path]) -> dict[str, Renderer]:
-    return {name: load(folder, "qwen3", nonce="test-nonce") for name, folder in folders.items()}
+    return {n: load(folder, FAMILIES.get(n, "qwen3"), nonce="test-nonce") for n, folder in folders.items()}
 
 
 @pytest.fixture(scope="session")
@@ -201,8 +210,10 @@ class World:
         keep_alive: float = 30.0,
         engines: Callable[[Route], Any] | None = None,
         temperature: float = 0.8,
+        harness: str = "shell",
     ) -> None:
         self.renderer = renderer
+        self.rules = rules_for(harness)
         self.engine = FakeEngine(renderer)
         self.sink = Sink()
         self.routes = Routes()
@@ -235,7 +246,7 @@ class World:
         self.url = ""
 
     def told(self, execution: str, key: str) -> ProxyExecution:
-        return ProxyExecution(execution=execution, attempt=0, key=key, limits=self.limits, rules=rules_for("shell"))
+        return ProxyExecution(execution=execution, attempt=0, key=key, limits=self.limits, rules=self.rules)
 
     def serve(self, cell: str, version: str | None) -> None:
         route = Route(url=f"http://{cell}", key="engine-key", weight_version=version, cell=cell) if version else None
@@ -252,10 +263,16 @@ class World:
     def client(self, key: str = KEY, url: str = "") -> AsyncOpenAI:
         return AsyncOpenAI(base_url=(url or self.url) + "/v1", api_key=key, max_retries=0, timeout=20)
 
-    async def post(self, body: Any, key: str = KEY, path: str = "/v1/chat/completions") -> tuple[int, Any]:
+    def anthropic(self, key: str = KEY, **headers: str) -> AsyncAnthropic:
+        return AsyncAnthropic(base_url=self.url, api_key=key, max_retries=0, timeout=20, default_headers=headers)
+
+    async def post(
+        self, body: Any, key: str = KEY, path: str = "/v1/chat/completions", **headers: str
+    ) -> tuple[int, Any]:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        whole = {"Authorization": f"Bearer {key}", **headers}
         async with aiohttp.ClientSession() as session:
-            async with session.post(self.url + path, data=data, headers={"Authorization": f"Bearer {key}"}) as answer:
+            async with session.post(self.url + path, data=data, headers=whole) as answer:
                 return answer.status, await answer.json()
 
     def sent(self, index: int = -1) -> list[int]:
@@ -280,9 +297,9 @@ async def worlds() -> AsyncIterator[Callable[..., Any]]:
     """Makes worlds that are closed at the end."""
     made: list[World] = []
 
-    async def make(renderer: Renderer, keep_alive: float = 30.0, **limits: Any) -> World:
+    async def make(renderer: Renderer, keep_alive: float = 30.0, harness: str = "shell", **limits: Any) -> World:
         bounds = {"context": 2000, "max_tokens": 300, "call_seconds": 15.0, **limits}
-        world = World(renderer, Limits(**bounds), keep_alive)
+        world = World(renderer, Limits(**bounds), keep_alive, harness=harness)
         world.url = await world.listen()
         made.append(world)
         return world

@@ -20,6 +20,22 @@ def test_tail_rendering_equals_the_full_template(folders, name):
     assert len(report.checked) == 9
 
 
+@pytest.mark.parametrize(
+    ("name", "family", "skipped"), [("coder", "qwen3-coder", 0), ("qwen3.5", "qwen3.5", 0), ("llama", "llama3", 1)]
+)
+def test_other_families_extend_turn_by_turn(folders, name, family, skipped):
+    report = verify_template(folders[name], family)
+    assert report.ok, "\n".join(report.lines())
+    assert len(report.checked) == 9 - skipped
+    assert sum("one call a turn" in note for note in report.notes) == skipped
+
+
+def test_the_wrong_family_is_found_out(folders):
+    assert not verify_template(folders["coder"], "qwen3").ok
+    assert not verify_template(folders["tiny"], "qwen3-coder").ok
+    assert not verify_template(folders["tiny"], "llama3").ok
+
+
 def test_notes_where_old_turns_are_rewritten(folders):
     assert verify_template(folders["tiny"]).notes == ()
     noted = [note.partition(":")[0] for note in verify_template(folders["thinking"]).notes]

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from gyre.proxy.dialects.chat_request import read
-from gyre.proxy.exchange import Kind, Refusal, Reply, Request
+from gyre.proxy.exchange import Kind, Opening, Refusal, Reply, Request
 
-_ERRORS: dict[Kind, tuple[int, str, str | None]] = {
+ERRORS: dict[Kind, tuple[int, str, str | None]] = {
     "invalid": (400, "invalid_request_error", None),
     "unsupported": (400, "invalid_request_error", "unsupported_content"),
     "context": (400, "invalid_request_error", "context_length_exceeded"),
@@ -31,6 +31,7 @@ class Chat:
     """See `Dialect`."""
 
     paths: tuple[str, ...] = ("/v1/chat/completions", "/chat/completions")
+    counting: tuple[str, ...] = ()
 
     def read(self, body: bytes) -> Request:
         return read(body)
@@ -47,7 +48,11 @@ class Chat:
         whole = {**_head(reply.id, reply.created, reply.model, "chat.completion"), "choices": [choice]}
         return msgspec.json.encode({**whole, "usage": _usage(reply)})
 
-    def events(self, request: Request, reply: Reply) -> Iterator[bytes]:
+    def count(self, tokens: int) -> bytes:
+        # No path of this dialect counts.
+        return msgspec.json.encode({"input_tokens": tokens})
+
+    def events(self, request: Request, reply: Reply, lives: int) -> Iterator[bytes]:
         deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
         if reply.thinking:
             deltas.append({"reasoning_content": reply.thinking})
@@ -62,16 +67,16 @@ class Chat:
             yield _event({**head, "choices": [], "usage": _usage(reply)})
         yield b"data: [DONE]\n\n"
 
-    def keep_alive(self, request: Request, reply_id: str, created: int) -> bytes:
+    def keep_alive(self, request: Request, opening: Opening) -> bytes:
         # An empty delta: comments do not count as life for every client.
-        head = _head(reply_id, created, request.model, "chat.completion.chunk")
+        head = _head(opening.id, opening.created, request.model, "chat.completion.chunk")
         return _event({**head, "choices": [{"index": 0, "delta": {}, "finish_reason": None}]})
 
     def error(self, refusal: Refusal) -> tuple[int, bytes]:
-        return _ERRORS[refusal.kind][0], msgspec.json.encode(_error(refusal))
+        return ERRORS[refusal.kind][0], msgspec.json.encode(error_body(refusal))
 
-    def error_event(self, refusal: Refusal) -> bytes:
-        return _event(_error(refusal))
+    def error_event(self, request: Request, refusal: Refusal, opening: Opening) -> bytes:
+        return _event(error_body(refusal))
 
     def models(self, names: list[str]) -> bytes:
         rows = [{"id": name, "object": "model", "created": 0, "owned_by": "gyre"} for name in names]
@@ -102,8 +107,9 @@ def _usage(reply: Reply) -> dict[str, Any]:
     }
 
 
-def _error(refusal: Refusal) -> dict[str, Any]:
-    _, kind, code = _ERRORS[refusal.kind]
+def error_body(refusal: Refusal) -> dict[str, Any]:
+    """OpenAI's error object; the Responses dialect has the same."""
+    _, kind, code = ERRORS[refusal.kind]
     message = str(refusal)
     if refusal.kind == "context":
         # Harnesses look for these very words to know that they must compact.

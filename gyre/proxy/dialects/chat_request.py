@@ -7,11 +7,10 @@ distribution.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
-
-import msgspec
+from typing import Any
 
 from gyre.proxy.conversation import Conversation, Message, Tool, ToolCall
+from gyre.proxy.dialects.reading import in_call_order, json_object, optional
 from gyre.proxy.exchange import Refusal, Request
 
 _ASKED = (
@@ -36,18 +35,12 @@ _NOT_SERVED = (
     "logprobs",
     "top_logprobs",
 )
-T = TypeVar("T")
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
 def read(body: bytes) -> Request:
     """Raises Refusal."""
-    try:
-        value = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Refusal("invalid", f"the body is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise Refusal("invalid", "the body is not a JSON object")
+    value = json_object(body)
     _refuse_unserved(value)
     listed = value.get("messages")
     if not isinstance(listed, list) or not listed:
@@ -57,11 +50,11 @@ def read(body: bytes) -> Request:
     if not messages:
         raise Refusal("invalid", "messages: only a system message")
     tools = () if value.get("tool_choice") == "none" else _tools(value.get("tools"))
-    stream = _optional(value, "stream", bool, False)
-    options = _optional(value, "stream_options", dict, {})
+    stream = optional(value, "stream", bool, False)
+    options: dict[str, Any] = optional(value, "stream_options", dict, {})
     return Request(
-        conversation=Conversation(system=system, tools=tools, messages=tuple(messages)),
-        model=_optional(value, "model", str, ""),
+        conversation=Conversation(system=system, tools=tools, messages=in_call_order(messages)),
+        model=optional(value, "model", str, ""),
         max_tokens=_max_tokens(value),
         stops=_stops(value.get("stop")),
         stream=stream,
@@ -178,12 +171,3 @@ def _stops(value: Any) -> tuple[str, ...]:
     if not isinstance(listed, list) or not all(isinstance(stop, str) for stop in listed):
         raise Refusal("invalid", "stop: text or a list of texts is needed")
     return tuple(stop for stop in listed if stop)
-
-
-def _optional(value: dict[str, Any], name: str, kind: type[T], default: T) -> T:
-    found = value.get(name)
-    if found is None:
-        return default
-    if not isinstance(found, kind):
-        raise Refusal("invalid", f"{name}: {kind.__name__} is needed")
-    return found

@@ -5,10 +5,11 @@ A family is one module with the attributes of `Family`; a model whose family is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from gyre.errors import UserError
-from gyre.proxy.conversation import Conversation, Message
+from gyre.proxy.conversation import Conversation, Message, Tool
 from gyre.proxy.parser import Parsed
 
 
@@ -16,6 +17,10 @@ class Family(Protocol):
     """What `template.py` asks of a family. Texts are template text, messages are a template's dictionaries."""
 
     name: str
+    begin: str
+    """What the template writes as its beginning-of-text token."""
+    one_call: bool
+    """A turn is one call or text, never both: the template has no form for more."""
     end_of_turn: str
     """The stop token that closes a turn."""
     other_stops: tuple[str, ...]
@@ -40,15 +45,18 @@ class Family(Protocol):
         included.
         """
 
-    def parse(self, output: str, thinking_open: bool) -> Parsed:
-        """Sampled text, without its stop token, taken apart."""
+    def parse(self, output: str, thinking_open: bool, tools: Sequence[Tool] = ()) -> Parsed:
+        """Sampled text, without its stop token, taken apart. `tools` say what kind of value a parameter is."""
 
 
 def family(name: str) -> Family:
     """The family called `name`. Raises UserError for one that is not known."""
+    from gyre.proxy.families.llama3 import Llama3
     from gyre.proxy.families.qwen3 import Qwen3
+    from gyre.proxy.families.qwen3_coder import Qwen3Coder, Qwen35
 
-    known: dict[str, Family] = {"qwen3": Qwen3()}
+    families: tuple[Family, ...] = (Qwen3(), Qwen3Coder(), Qwen35(), Llama3())
+    known = {entry.name: entry for entry in families}
     if name not in known:
         raise UserError(f"model.template: {name!r} is not a known template family; known: {', '.join(known)}")
     return known[name]

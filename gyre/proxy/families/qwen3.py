@@ -9,18 +9,20 @@ a tail would change).
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
-from gyre.proxy.conversation import Conversation, Message, ToolCall
+from gyre.proxy.conversation import Conversation, Message, Tool, ToolCall
 from gyre.proxy.parser import Parsed, parse
-
-_HEADER = "<|im_start|>assistant\n"
 
 
 class Qwen3:
     """See `Family`."""
 
     name = "qwen3"
+    begin = ""
+    header = "<|im_start|>assistant\n"
+    one_call = False
     end_of_turn = "<|im_end|>"
     other_stops: tuple[str, ...] = ("<|endoftext|>",)
     required: tuple[str, ...] = ("<|im_start|>", "<|im_end|>")
@@ -50,9 +52,9 @@ class Qwen3:
         end = content + len(mark) + len(self.end_of_turn)
         if text[content + len(mark) : end] != self.end_of_turn:
             raise ValueError("the template writes something between an assistant's content and its end of turn")
-        return text.rindex(_HEADER, 0, content), end
+        return text.rindex(self.header, 0, content), end
 
-    def parse(self, output: str, thinking_open: bool) -> Parsed:
+    def parse(self, output: str, thinking_open: bool, tools: Sequence[Tool] = ()) -> Parsed:
         return parse(output, thinking_open=thinking_open)
 
 

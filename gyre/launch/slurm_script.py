@@ -1,0 +1,108 @@
+"""The batch script of a run: one heterogeneous job, rendered to be read.
+
+Pure. Invariant: every option of both components is written out, in a fixed order; nothing is left to what Slurm
+carries over from one component to the next (facts: mem, time, signal, requeue, no-kill and output are carried over,
+nodes and partitions are not), and `--ntasks` is always there, since newer versions start on one node without it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from gyre.errors import UserError
+from gyre.recipe.schema import Recipe, Slurm, SlurmComponent
+
+CPU_GROUP, GPU_GROUP = 0, 1
+LEAST_MINUTES = 1
+
+
+@dataclass(frozen=True)
+class Program:
+    """What the batch script runs, and where: interpreter, the run folder, and a snapshot of the package if there is
+    one."""
+
+    python: str
+    run: Path
+    code: Path | None
+
+
+def job_name(run: Path) -> str:
+    return f"gyre-{run.name}"
+
+
+def gpu_nodes(recipe: Recipe) -> int:
+    """Nodes of component 1. Raises UserError for cells that this version cannot place."""
+    if recipe.cells.nodes_per_cell != 1:
+        raise UserError("cells.nodes_per_cell: this version runs a cell on one node")
+    nodes = recipe.slurm.gpu.nodes or recipe.cells.count
+    if nodes > recipe.cells.count:
+        raise UserError(f"slurm.gpu.nodes: {nodes} nodes for {recipe.cells.count} cells: leave it out, or lower it")
+    return nodes
+
+
+def render(recipe: Recipe, program: Program) -> str:
+    """The batch script of a run: CPU nodes with scheduler, processor and workers, then GPU nodes with the cells."""
+    slurm = recipe.slurm
+    cpu = [*_job_options(slurm, program.run), *_component(slurm.cpu, slurm.cpu.nodes, ""), *_site(slurm)]
+    gpu = [*_component(slurm.gpu, gpu_nodes(recipe), default_gres(recipe)), *_site(slurm)]
+    about = "component 0: CPU nodes (scheduler, processor, a worker a node); component 1: GPU nodes (cells)"
+    return _script(f"gyre run {program.run.name}; {about}", [cpu, gpu], slurm.prologue, program, [])
+
+
+def default_gres(recipe: Recipe) -> str:
+    return f"gpu:{recipe.cells.gpus_per_node}" if recipe.cells.gpus_per_node else ""
+
+
+def _script(
+    about: str, components: list[list[str]], prologue: list[str], program: Program, arguments: list[str]
+) -> str:
+    lines = ["#!/bin/bash", f"# {about}"]
+    for index, options in enumerate(components):
+        lines += ["#SBATCH hetjob"] if index else []
+        lines += [f"#SBATCH {option}" for option in options]
+    lines += ["", *prologue]
+    lines += [f"export PYTHONPATH={shlex.quote(str(program.code))}"] if program.code is not None else []
+    command = [program.python, "-m", "gyre.launch.slurm_job", "--run", str(program.run), *arguments]
+    # exec: the signal before the end goes to the batch script's own process, which is then ours
+    lines += [f"exec {shlex.join(command)}", ""]
+    return "\n".join(lines)
+
+
+def _job_options(slurm: Slurm, run: Path) -> list[str]:
+    """What holds for the whole job: Slurm takes it from the first component."""
+    return [
+        f"--job-name={job_name(run)}",
+        f"--output={_quoted(run / 'launch' / 'job-%j.log')}",
+        "--open-mode=append",
+        "--requeue" if slurm.requeue else "--no-requeue",
+        f"--signal=B:USR2@{int(slurm.signal_before_end)}",
+    ]
+
+
+def _component(component: SlurmComponent, nodes: int, gres: str) -> list[str]:
+    options = {
+        "partition": component.partition,
+        "nodes": str(nodes),
+        "ntasks": str(nodes),
+        "gres": component.gres or gres,
+        "constraint": component.constraint,
+        "mem": component.mem,
+        "time": component.time,
+    }
+    return [
+        *(f"--{name}={_quoted(value)}" for name, value in options.items() if value),
+        "--no-kill",
+        *component.extra,
+    ]
+
+
+def _site(slurm: Slurm) -> list[str]:
+    options = {"account": slurm.account, "qos": slurm.qos, "reservation": slurm.reservation}
+    return [f"--{name}={_quoted(value)}" for name, value in options.items() if value]
+
+
+def _quoted(value: str | Path) -> str:
+    """sbatch reads a #SBATCH line as a shell would."""
+    return shlex.quote(str(value))

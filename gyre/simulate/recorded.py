@@ -1,0 +1,160 @@
+"""A workload read off a run's ledger: durations, training times, switch times, latency.
+
+Owns what is measured and what is taken for granted. Invariant: reading never changes a run. Taken for granted: an
+execution takes as long whoever serves it, and a step's training is shared among its executions by the tokens that they
+sampled. Evaluations are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from statistics import fmean, median
+
+from gyre.errors import UserError
+from gyre.ledger.state import CellIncarnation, RunState, execution_names
+from gyre.recipe.schema import Recipe
+from gyre.simulate.jobs import Job
+from gyre.simulate.workload import Cells, Executions, Group, Schedule, Training, Workload
+
+LEAST_MICROSTEP = 1e-3
+
+
+def recorded_workload(state: RunState, recipe: Recipe, name: str) -> tuple[Workload, list[list[Job]]]:
+    """The workload, and the jobs of each training group in the order of dispatch. Raises UserError for a bare run."""
+    steps = state.history()
+    groups = [
+        group
+        for group in sorted(state.groups.values(), key=lambda g: g.order)
+        if group.plan.purpose == "train" and group.plan.group in state.consumed
+    ]
+    if not groups or not steps:
+        raise UserError(f"{name} has committed no step yet: there is nothing to go by")
+    training = {step: _training_seconds(state, step) for step in steps}
+    jobs = [_jobs(state, group.plan.group, training) for group in groups]
+    seconds = [job.seconds for group in jobs for job in group]
+    workload = Workload(
+        name=name,
+        steps=recipe.train.steps if max(steps) >= recipe.train.steps else max(steps),
+        group=Group(
+            executions=recipe.group.executions,
+            groups_per_step=recipe.group.groups_per_step,
+            min_graded=recipe.group.min_graded,
+        ),
+        schedule=Schedule(
+            steps_per_burst=recipe.schedule.steps_per_burst,
+            lead_steps=recipe.schedule.lead_steps,
+            max_overtake=recipe.schedule.max_overtake,
+        ),
+        cells=_cells(state, recipe),
+        executions=Executions(
+            mean=fmean(seconds),
+            timeout=2.0 * max(seconds) + 1.0,
+            spread_group=0.0,
+            spread_execution=0.0,
+            timeout_clock="service",
+        ),
+        training=Training(
+            work=sum(training.values()) / max(1, sum(job.graded for group in jobs for job in group)),
+            microstep=_microstep(state, training),
+            microsteps_per_grant=recipe.train.microsteps_per_grant * recipe.train.data_parallel,
+            optimizer=median(commit.seconds for _, commit in steps.values()),
+        ),
+    )
+    return workload, jobs
+
+
+def measured_seconds(state: RunState) -> float:
+    """What the run itself took: from its first burst to its last commit, by display times."""
+    ends = [at for lineage in state.lineages.values() for at in lineage.t_committed.values()]
+    return max(ends) - state.bursts[min(state.bursts)].t
+
+
+def _jobs(state: RunState, group: str, training: dict[int, float]) -> list[Job]:
+    step = state.consumed[group]
+    tokens = sum(outcome.tokens_sampled for name in _groups_of(state, step) for _, outcome in state.graded(name))
+    graded = dict(state.graded(group))
+    jobs = []
+    for name in execution_names(state.groups[group].plan):
+        attempts = [a.finished for a in state.executions[name].attempts.values() if a.finished is not None]
+        outcome = graded.get(name)
+        share = outcome.tokens_sampled / tokens if outcome is not None and tokens else 0.0
+        jobs.append(
+            Job(
+                seconds=sum(finished.seconds for finished in attempts),
+                work=share * training.get(step, 0.0),
+                timed_out=outcome is not None and outcome.timed_out,
+                graded=outcome is not None,
+            )
+        )
+    return jobs
+
+
+def _groups_of(state: RunState, step: int) -> list[str]:
+    return [consumed.group for consumed in state.steps[step].consumed if not consumed.void]
+
+
+def _training_seconds(state: RunState, step: int) -> float:
+    """Cell-seconds of a step's micro-steps, each once."""
+    seen: set[str] = set()
+    seconds = 0.0
+    for grant in state.steps[step].grants if step in state.steps else []:
+        done = state.cells.get(grant.cell, {}).get(grant.incarnation, CellIncarnation()).done.get(grant.grant)
+        if done is not None and not seen & set(done.microsteps):
+            seen.update(done.microsteps)
+            seconds += done.seconds
+    return seconds
+
+
+def _microstep(state: RunState, training: dict[int, float]) -> float:
+    count = sum(len(state.steps[step].microsteps) for step in training if step in state.steps)
+    return max(LEAST_MICROSTEP, sum(training.values()) / max(1, count))
+
+
+def _cells(state: RunState, recipe: Recipe) -> Cells:
+    spans = [span for found in state.cells.values() for cell in found.values() for span in _spans(cell)]
+
+    def usual(before: str, after: str) -> float:
+        return _median(seconds for b, a, seconds in spans if (b, a) == (before, after))
+
+    return Cells(
+        count=recipe.cells.count,
+        executions_per_cell=recipe.rollout.executions_per_cell,
+        to_training=usual("rollout", "training"),
+        to_rollout=usual("training", "rollout"),
+        refresh=usual("rollout", "rollout"),
+        rejoin=usual("training", "training"),
+        latency=_latency(state),
+    )
+
+
+def _spans(cell: CellIncarnation) -> Iterable[tuple[str, str, float]]:
+    """(role before, role after, seconds between the two): switches, and takes of new weights."""
+    role, between = "", 0.0
+    for state, seconds, _ in [*cell.history, (cell.state, 0.0, 0.0)]:
+        if state in ("rollout", "training"):
+            if role and (between or role != state):
+                yield role, state, between
+            role, between = state, 0.0
+        else:
+            between += seconds
+
+
+def _latency(state: RunState) -> float:
+    """From the opening of a burst to the first start that it causes: an order, read and done."""
+    firsts = []
+    for burst in state.bursts.values():
+        starts = [
+            attempt.t_started - burst.t
+            for group in burst.groups
+            for name in execution_names(state.groups[group].plan)
+            for number, attempt in state.executions[name].attempts.items()
+            if number == 1 and attempt.started
+        ]
+        if starts:
+            firsts.append(max(0.0, min(starts)))
+    return _median(firsts)
+
+
+def _median(values: Iterable[float]) -> float:
+    found = list(values)
+    return median(found) if found else 0.0

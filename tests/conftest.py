@@ -1,0 +1,18 @@
+"""What tests of several rooms share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """GYRE_CACHE for runs under test: the environment's, else a folder beside pytest's own that outlives the session.
+
+    The small model of recipes/short.toml is built in it once.
+    """
+    given = os.environ.get("GYRE_CACHE")
+    return Path(given) if given else tmp_path_factory.getbasetemp().parent / "gyre-cache"

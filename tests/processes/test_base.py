@@ -1,0 +1,68 @@
+"""A process notices that its parent is gone, also while its event loop is busy; a full disk is a user's error."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gyre.errors import UserError
+from gyre.ledger.layout import RunFolder
+from gyre.processes.base import EXIT_PARENT_GONE, EndProcess, user_error
+
+WATCHER = """
+import asyncio, sys, time
+from gyre.processes import base
+
+base.GRACE_SECONDS = 0.2
+
+async def main():
+    watch = asyncio.create_task(base.parent_gone())
+    await asyncio.sleep(0)
+    print("ready", flush=True)
+    if sys.argv[1] == "busy":
+        time.sleep(600)
+    try:
+        await watch
+    except base.EndProcess as end:
+        print("in order", flush=True)
+        raise SystemExit(end.code)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(("kind", "said"), [("idle", "in order\n"), ("busy", "")])
+def test_the_end_of_stdin_ends_the_process(kind: str, said: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", WATCHER, kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.stdin.write("words that nobody reads")
+    process.stdin.close()
+    assert process.wait(60) == EXIT_PARENT_GONE
+    assert process.stdout.read() == said
+
+
+def test_who_can_mend_what(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "mine").create()
+    own = UserError("model.path: no such folder", code=2)
+    assert user_error(run, own) is own
+    full = user_error(run, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    assert full is not None
+    assert (str(full), full.code) == (
+        f"the file system of {run.path} is full: free space, then gyre resume mine",
+        1,
+    )
+    assert user_error(run, OSError(errno.EIO, os.strerror(errno.EIO))) is None
+    assert user_error(run, ConnectionResetError()) is None
+
+
+def test_an_ordered_end_carries_its_status() -> None:
+    assert EndProcess(75, "ordered to restart").code == 75

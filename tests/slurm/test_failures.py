@@ -1,0 +1,83 @@
+"""Nodes die, steps die, the job is put back into the queue: the run goes on and nothing is done twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.slurm.cluster import Cluster, Submitted, wait
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+Make = Callable[..., Submitted]
+STEPS = 6
+
+
+def finished(run: Submitted, steps: int = STEPS) -> None:
+    """It ended well: every step is there once, and the audit finds no breach."""
+    status = run.wait_for_state("finished", "failed", "cancelled")
+    assert status["state"] == "finished", run.explain()
+    assert [step["step"] for step in status["steps"]] == list(range(1, steps + 1))
+    run.verify()
+
+
+def test_the_signal_before_the_end_stops_the_run_and_it_goes_on_in_the_same_job(
+    cluster: Cluster, submitted: Make
+) -> None:
+    run = submitted(f"train.steps={STEPS}").submit()
+    run.wait_for_step(1)
+    job_id = run.job_id
+    cluster.slurm("scancel", "--batch", "--signal=USR2", job_id)
+    finished(run)
+    opened = run.opened
+    assert opened.job.job_ids == [job_id]
+    assert opened.job.attempt == 2
+    assert len(opened.state.opened["scheduler"]) == 2
+
+
+def test_a_requeue_without_warning_resumes(cluster: Cluster, submitted: Make) -> None:
+    run = submitted(f"train.steps={STEPS}").submit()
+    run.wait_for_step(1)
+    graded = run.opened.state.tally.graded
+    cluster.slurm("scontrol", "requeue", run.job_id)
+    finished(run)
+    opened = run.opened
+    assert opened.job.attempt == 2
+    assert opened.state.tally.graded == STEPS * 8 >= graded
+
+
+def test_the_loss_of_the_batch_node_requeues_the_job(cluster: Cluster, submitted: Make) -> None:
+    run = submitted(f"train.steps={STEPS}").submit()
+    run.wait_for_step(1)
+    cluster.call("kill", "cpu1")
+    wait(lambda: bool(list(run.opened.run.launch.glob("rescue-*"))), "a cell's guard rescues the job", 60, run.explain)
+    assert next(run.opened.run.launch.glob("rescue-*")).read_text() == "cell-0 on gpu1\n"
+    wait(lambda: run.status()["state"] == "pending", "the job is in the queue", 60, run.explain)
+    cluster.call("start", "cpu1")
+    finished(run)
+
+
+@pytest.mark.parametrize("node", ["gpu1", "gpu2"])
+def test_the_loss_of_a_cells_node_leaves_the_others_going(cluster: Cluster, submitted: Make, node: str) -> None:
+    run = submitted(f"train.steps={STEPS}").submit()
+    run.wait_for_step(1)
+    cluster.call("kill", node)
+    finished(run)
+
+
+def test_the_loss_of_a_workers_node_dispatches_its_executions_again(cluster: Cluster, submitted: Make) -> None:
+    run = submitted(f"train.steps={STEPS}").submit()
+    run.wait_for_step(1)
+    cluster.call("kill", "cpu2")
+    finished(run)
+
+
+@pytest.mark.parametrize("name", ["processor", "scheduler", "worker-1", "cell-0", "cell-1"])
+def test_a_step_that_is_cancelled_starts_again(cluster: Cluster, submitted: Make, name: str) -> None:
+    run = submitted(f"train.steps={STEPS}").submit()
+    run.wait_for_step(1)
+    steps = dict(line.split("|") for line in cluster.slurm("squeue", "-h", "-s", "-o", "%j|%i").splitlines())
+    cluster.slurm("scancel", steps[name])
+    run.wait_for(lambda opened: len(opened.state.opened[name]) >= 2, f"{name} starts again")
+    finished(run)

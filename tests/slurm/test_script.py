@@ -1,0 +1,108 @@
+"""The batch script: pure rendering, so in the default tier."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gyre.errors import UserError
+from gyre.launch.slurm_script import Program, render
+from gyre.recipe.load import load_recipe
+from gyre.recipe.schema import Recipe
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = Program("/env/bin/python", Path("/runs/short-001"), Path("/runs/short-001/launch/code"))
+
+
+def recipe(*settings: str) -> Recipe:
+    return load_recipe(ROOT / "recipes" / "short.toml", ["slurm.cpu.nodes=2", *settings], local=False)
+
+
+def components(script: str) -> list[list[str]]:
+    """The options of each component."""
+    found: list[list[str]] = [[]]
+    for line in script.splitlines():
+        if line == "#SBATCH hetjob":
+            found.append([])
+        elif line.startswith("#SBATCH "):
+            found[-1].append(line.removeprefix("#SBATCH "))
+    return found
+
+
+def test_the_script_of_a_site_that_sets_nothing_reads_like_this() -> None:
+    assert (
+        render(recipe(), PROGRAM)
+        == """\
+#!/bin/bash
+# gyre run short-001; component 0: CPU nodes (scheduler, processor, a worker a node); component 1: GPU nodes (cells)
+#SBATCH --job-name=gyre-short-001
+#SBATCH --output=/runs/short-001/launch/job-%j.log
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=B:USR2@600
+#SBATCH --nodes=2
+#SBATCH --ntasks=2
+#SBATCH --no-kill
+#SBATCH hetjob
+#SBATCH --nodes=2
+#SBATCH --ntasks=2
+#SBATCH --no-kill
+
+export PYTHONPATH=/runs/short-001/launch/code
+exec /env/bin/python -m gyre.launch.slurm_job --run /runs/short-001
+"""
+    )
+
+
+def test_every_setting_of_a_site_is_in_the_script() -> None:
+    script = render(
+        recipe(
+            "slurm.account=lab",
+            "slurm.qos=high",
+            "slurm.reservation=may",
+            "slurm.requeue=false",
+            "slurm.signal_before_end=5m",
+            'slurm.cpu={partition="cpu", nodes=3, time="1-00:00:00", mem="0", constraint="avx512&ib"}',
+            'slurm.gpu={partition="h200", time="12:00:00", extra=["--exclusive", "--switches=1"]}',
+            'slurm.prologue=["module load cuda"]',
+            "cells.gpus_per_node=8",
+        ),
+        PROGRAM,
+    )
+    cpu, gpu = components(script)
+    assert set(cpu) >= {
+        "--partition=cpu",
+        "--nodes=3",
+        "--ntasks=3",
+        "--time=1-00:00:00",
+        "--mem=0",
+        "--constraint='avx512&ib'",
+        "--no-requeue",
+        "--signal=B:USR2@300",
+    }
+    assert set(gpu) >= {"--partition=h200", "--gres=gpu:8", "--time=12:00:00", "--exclusive", "--switches=1"}
+    for options in (cpu, gpu):
+        assert set(options) >= {"--account=lab", "--qos=high", "--reservation=may", "--no-kill"}
+    lines = script.splitlines()
+    assert lines.index("module load cuda") < next(i for i, line in enumerate(lines) if line.startswith("exec "))
+
+
+def test_gres_of_the_site_comes_before_the_default() -> None:
+    _, gpu = components(render(recipe("cells.gpus_per_node=8", "slurm.gpu.gres=gpu:h200:8"), PROGRAM))
+    assert [option for option in gpu if option.startswith("--gres")] == ["--gres=gpu:h200:8"]
+
+
+def test_a_path_with_a_space_stays_one_word() -> None:
+    script = render(recipe(), Program("/my env/python", Path("/my runs/r"), None))
+    assert "#SBATCH --output='/my runs/r/launch/job-%j.log'" in script
+    assert "exec '/my env/python' -m gyre.launch.slurm_job --run '/my runs/r'" in script
+    assert "PYTHONPATH" not in script
+
+
+@pytest.mark.parametrize(
+    ("setting", "key"), [("cells.nodes_per_cell=2", "cells.nodes_per_cell"), ("slurm.gpu.nodes=3", "slurm.gpu.nodes")]
+)
+def test_what_cannot_be_placed_is_refused_by_its_key(setting: str, key: str) -> None:
+    with pytest.raises(UserError, match=key):
+        render(recipe(setting), PROGRAM)
