@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 APT := libibverbs1 libnl-3-200 libnl-route-3-200 libnuma1
 
-.PHONY: quickstart test test-slow lint install clean
+.PHONY: quickstart test test-slow lint install clean slurm-up slurm-down
 
 quickstart: $(STAMP)
 	$(BIN)/gyre submit recipes/quickstart.toml --local
@@ -31,6 +31,14 @@ $(STAMP): pyproject.toml scripts/system-packages
 	$(BIN)/pip install -q torch==2.13.0
 	$(BIN)/pip install -q -e ".[train,mooncake-cpu,sandbox,test]"
 	touch $(STAMP)
+
+# a real Slurm on this machine: 2 CPU nodes, 4 GPU nodes with fake GPUs (as root)
+slurm-up:
+	slurm/cluster start
+	@slurm/cluster env
+
+slurm-down:
+	slurm/cluster stop
 
 clean:
 	rm -rf $(VENV)

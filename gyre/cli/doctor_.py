@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from gyre.launch.findings import Finding
 
 app = typer.Typer(add_completion=False, help="Check this machine.", no_args_is_help=True)
 
@@ -50,3 +54,36 @@ def sandbox(kind: str = "bubblewrap") -> None:
     with tempfile.TemporaryDirectory(prefix="gyre-doctor-") as folder:
         asyncio.run(make_sandbox(kind, Path(folder)))
     print(f"{kind}: works")
+
+
+@app.command()
+def slurm() -> None:
+    """Slurm: versions, partitions, heterogeneous jobs, backfill, preemption, requeue, accounting."""
+    from gyre.launch.slurm_doctor import examine
+
+    _report(examine())
+
+
+@app.command()
+def ledger(
+    home: Annotated[Path | None, typer.Argument(help="Folder of run folders; default: GYRE_RUNS.")] = None,
+    partition: Annotated[str, typer.Option("--partition", help="Also look from a compute node of this one.")] = "",
+) -> None:
+    """File system: exclusive creation, rename, room, and how soon an appended line is seen."""
+    from gyre.launch.ledger_doctor import examine
+    from gyre.ledger.layout import runs_home
+
+    srun = ["srun", f"--partition={partition}", "--nodes=1", "--ntasks=1", "--quiet"] if partition else []
+    _report(examine(home or runs_home(), srun))
+
+
+def _report(findings: Iterable[Finding]) -> None:
+    """A line each, as it is found; exit code 1 when there was a failure."""
+    from gyre.launch.findings import failed
+
+    told = []
+    for finding in findings:
+        print(finding.line(), flush=True)
+        told.append(finding)
+    if failed(told):
+        raise typer.Exit(1)

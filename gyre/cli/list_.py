@@ -12,9 +12,9 @@ app = typer.Typer(add_completion=False)
 @app.command(name="list")
 def list_runs(as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False) -> None:
     """All runs, newest first."""
+    from gyre.launch.slurm_status import ask_slurm, joined
     from gyre.ledger.layout import list_runs as folders
     from gyre.ledger.layout import runs_home
-    from gyre.launch.slurm_status import ask_slurm, joined
     from gyre.views.runs import read_run
 
     opened = [read_run(run) for run in folders()]

@@ -22,6 +22,7 @@ COMMANDS: dict[str, str] = {
     "show": "The executions of a run, one execution, or one turn.",
     "logs": "The output of a run's processes.",
     "cancel": "End a run cleanly.",
+    "join": "More cells for a run, from a job of their own.",
     "resume": "Go on with a run that ended or died.",
     "replay": "Train again from the recorded shards, without rollout.",
     "simulate": "What a run would take, in each mode, with how many cells.",
@@ -29,6 +30,7 @@ COMMANDS: dict[str, str] = {
     "export": "A step's weights as a Hugging Face folder.",
     "tasks": "Check task folders.",
     "doctor": "Check this machine.",
+    "harness": "Install and list harnesses.",
 }
 
 

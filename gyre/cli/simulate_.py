@@ -36,7 +36,7 @@ def simulate(
         if html is not None:
             from gyre.simulate.picture import write_picture
 
-            write_picture(html, source, found)
+            write_picture(html, source.workload, source.jobs_of(source.workload, 0), found)
     if as_json:
         import msgspec
 

@@ -9,6 +9,8 @@ import typer
 app = typer.Typer(add_completion=False)
 
 WATCH_SECONDS = 1.0
+LAST_STEPS = 100
+"""Steps in the table; --json has them all."""
 ASK_SECONDS = 5.0
 """Between questions to Slurm, which serves everybody."""
 
@@ -38,7 +40,7 @@ def status(
 
     console = Console()
     if not watch:
-        console.print(render(summary))
+        console.print(render(summary, last=LAST_STEPS))
         if slurm is not None:
             console.print(f"\n{job_line(slurm)}", highlight=False)
         return

@@ -14,9 +14,7 @@ app = typer.Typer(add_completion=False)
 def submit(
     recipe: Annotated[Path, typer.Argument(help="Recipe (TOML).")],
     local: Annotated[bool, typer.Option("--local", help="Run everything on this machine, in the foreground.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would start: the recipe, or the script.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would start.")] = False,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the recipe.")
     ] = None,

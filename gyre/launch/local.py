@@ -28,13 +28,15 @@ from gyre.ledger.layout import RunFolder
 from gyre.ledger.liveness import LivenessWatch, read_counter
 from gyre.ledger.state import RunState
 from gyre.ledger.view import LedgerView
-from gyre.processes.base import process_start
+from gyre.processes.base import EXIT_SCHEDULER_SILENT, process_start
 from gyre.processes.children import EXIT_USER_ERRORS, Child
 from gyre.recipe.schema import Recipe
 
 MODULES = {"scheduler": "scheduler", "processor": "processor", "worker": "worker", "cell": "cell"}
 POLL_SECONDS = 0.25
 GRACE_SECONDS = 10.0
+STARTS = 3
+"""A process that ends by itself so many times in a row before it was ready will not be the next time either."""
 HANGS = 4
 """A process whose counter stands still for so many times `local.liveness` is killed; others give it up after one."""
 BACKOFF_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
@@ -121,8 +123,10 @@ class Supervisor:
 
     async def _keep(self, name: str) -> None:
         """Start a process, and start it again when it ends before the run does."""
+        unready = 0
         while True:
             restarts = self._restarts.get(name, 0)
+            before = max(self.view.state.opened.get(name, {}), default=0)
             child = await self._start(name)
             code = await child.wait()
             reason = child.last_words()
@@ -133,11 +137,32 @@ class Supervisor:
             self.journal.append(ev.ProcessEnded(name=name, pid=child.pid, code=code))
             if self._ending or code == 0:
                 return
+            # one that was killed, or that nobody accepted, may do better the next time
+            excused = code < 0 or code == EXIT_SCHEDULER_SILENT or self._was_ready(name, before)
+            unready = 0 if excused else unready + 1
+            if unready >= STARTS:
+                why = reason or f"status {code}"
+                self._failure = f"{name} ended {unready} times before it was ready ({why}); see {self._log(name)}"
+                return
             if restarts >= self.recipe.local.restarts:
                 self._failure = f"{name} ended {restarts + 1} times (last status {code}); see {self._log(name)}"
                 return
             self._restarts[name] = restarts + 1
             await asyncio.sleep(BACKOFF_SECONDS[min(restarts, len(BACKOFF_SECONDS) - 1)])
+
+    def _was_ready(self, name: str, before: int) -> bool:
+        """Did the incarnation that opened after `before` get so far that it could work?"""
+        self.view.poll()
+        state = self.view.state
+        newest = max(state.opened.get(name, {}), default=0)
+        if newest <= before:
+            return False
+        if name in self.job.cells:
+            cell = state.cells.get(name, {}).get(newest)
+            return cell is not None and (cell.state == "ready" or any(what == "ready" for what, _, _ in cell.history))
+        if name in self.job.workers:
+            return newest in state.slots.get(name, {})
+        return state.incarnation(name) == newest
 
     async def _start(self, name: str) -> Child:
         module = MODULES[name.partition("-")[0]]

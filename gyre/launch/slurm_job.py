@@ -12,21 +12,22 @@ import argparse
 import asyncio
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
 import msgspec
 
-from gyre.launch import slurm_queue
+from gyre.errors import UserError
+from gyre.launch import slurm_join, slurm_queue
 from gyre.launch.control import request_cancel, request_resume
 from gyre.launch.local import BACKOFF_SECONDS, Supervisor
 from gyre.launch.slurm_child import StepChild
 from gyre.launch.slurm_places import Places, group_of
 from gyre.launch.slurm_queue import Allocation, SlurmSilent
+from gyre.launch.slurm_steps import guard, say, srun
 from gyre.ledger.job import read_job, write_job
 from gyre.ledger.layout import RunFolder
-from gyre.ledger.liveness import Heartbeat
+from gyre.ledger.liveness import Heartbeat, read_counter
 from gyre.processes.children import Child
 from gyre.recipe.load import load_recipe
 from gyre.recipe.schema import Recipe
@@ -35,13 +36,6 @@ BEAT_SECONDS = 1.0
 BOUNDARY_SHARE = 0.5
 """Of the time before the end, how much is given to the step in hand to commit."""
 AFTER_REQUEUE_SECONDS = 120.0
-SRUN = ("--overlap", "--kill-on-bad-exit=0", "--nodes=1", "--ntasks=1", "--cpu-bind=none", "--mem=0", "--unbuffered")
-"""A step shares all that its node has with the others, and its end ends nothing else."""
-
-
-def step_command(name: str, node: str, guard: list[str]) -> list[str]:
-    """srun of one process; `guard` is what runs on the node."""
-    return ["srun", *SRUN, f"--het-group={group_of(name)}", f"--nodelist={node}", f"--job-name={name}", *guard]
 
 
 class SlurmSupervisor(Supervisor):
@@ -52,6 +46,7 @@ class SlurmSupervisor(Supervisor):
         self.allocation = allocation
         self.places = Places(allocation.groups, self.job.processes())
         self.leaving = False
+        self._replaced: set[str] = set()
 
     async def _spawn(self, name: str, argv: list[str]) -> Child:
         """Start a step, again and again while it cannot start: the others go on meanwhile."""
@@ -59,7 +54,7 @@ class SlurmSupervisor(Supervisor):
         while True:
             node = self.places.homes[name]
             if node:
-                child = await StepChild.start_step(name, step_command(name, node, self._guard(name, argv)))
+                child = await StepChild.start_step(name, srun(name, node, self._guard(name, argv), group_of(name)))
                 self._children[name] = child
                 try:
                     if await child.started():
@@ -67,18 +62,21 @@ class SlurmSupervisor(Supervisor):
                 finally:
                     if not child.begun:
                         await child.end()
-                _say(f"{name} does not start on {node}")
+                say(f"{name} does not start on {node}")
                 await self._look_for_lost_nodes()
+            if not self.places.homes[name]:
+                await self._replace(name)
             await asyncio.sleep(BACKOFF_SECONDS[min(tries, len(BACKOFF_SECONDS) - 1)])
             tries += 1
 
     async def _look_for_lost_nodes(self) -> None:
         """Slurm takes a node that it gave up out of the job, for good."""
         try:
-            found = slurm_queue.ask([self.allocation.job_id]).get(self.allocation.job_id)
+            known = await asyncio.to_thread(slurm_queue.ask, [self.allocation.job_id])
+            found = known.get(self.allocation.job_id)
             left = tuple(tuple(slurm_queue.expand(c.nodes)) for c in found.components) if found else ()
         except SlurmSilent as error:
-            _say(f"Slurm does not say which nodes are left: {error}")
+            say(f"Slurm does not say which nodes are left: {error}")
             return
         if len(left) != len(self.allocation.groups):
             return
@@ -86,18 +84,25 @@ class SlurmSupervisor(Supervisor):
         leaving = self.places.lose(left)
         for name, node in before.items():
             if node != self.places.homes[name]:
-                _say(f"{name}: {node} -> {self.places.homes[name] or 'no node is left for it'}")
+                say(f"{name}: {node} -> {self.places.homes[name] or 'no node is left for it'}")
         for name in leaving:
             await self._children[name].end()
 
     def _guard(self, name: str, argv: list[str]) -> list[str]:
         rescue = self.job.cells.index(name) if name in self.job.cells else -1
         peers = [node for nodes in self.allocation.groups for node in nodes]
-        return [
-            *(sys.executable, "-m", "gyre.launch.slurm_step"),
-            *("--run", str(self.run.path), "--name", name, "--log", str(self._log(name))),
-            *("--peers", ",".join(peers), "--rescue", str(rescue), "--", *argv),
-        ]
+        return guard(self.run.path, name, self._log(name), peers, argv, rescue)
+
+    async def _replace(self, name: str) -> None:
+        """Ask Slurm, once, for another node in a job of its own: perhaps the lost one, when it comes back."""
+        if name in self._replaced:
+            return
+        self._replaced.add(name)
+        try:
+            job_id = await asyncio.to_thread(slurm_join.replace, self.run, self.recipe, name)
+            say(f"{name} waits for a node in job {job_id}")
+        except UserError as error:
+            say(f"{name} gets no other node: {error}")
 
     def _kill_hung(self) -> None:
         """As on one machine; srun ends its step when it is told to."""
@@ -108,8 +113,6 @@ class SlurmSupervisor(Supervisor):
                 child.process.send_signal(signal.SIGTERM)
 
     def _observe(self, name: str) -> None:
-        from gyre.ledger.liveness import read_counter
-
         self._liveness.observe(name, read_counter(self.run.alive_path(name)))
 
     async def beat(self) -> None:
@@ -124,19 +127,18 @@ class SlurmSupervisor(Supervisor):
             return
         self.leaving = True
         deadline = time.monotonic() + BOUNDARY_SHARE * self.recipe.slurm.signal_before_end
-        _say("the job ends soon: stopping after the step in hand, if it is done in time")
+        say("the job ends soon: stopping after the step in hand, if it is done in time")
         before = self._committed()
         while self._committed() == before and time.monotonic() < deadline:
             await asyncio.sleep(BEAT_SECONDS)
+        if self.view.state.cancel:
+            self.leaving = False  # the user's word comes first
+            return
         request_cancel(self.run)
 
     def _committed(self) -> tuple[int, int]:
         reign = self.view.state.reign()
         return (max(self.view.state.lineages, default=0), reign.step() if reign is not None else 0)
-
-
-def _say(text: str) -> None:
-    print(time.strftime("%Y-%m-%d %H:%M:%S"), text, file=sys.stderr, flush=True)
 
 
 def count_attempt(run: RunFolder, allocation: Allocation) -> None:
@@ -148,6 +150,8 @@ def count_attempt(run: RunFolder, allocation: Allocation) -> None:
 
 async def hold(run: RunFolder, recipe: Recipe, allocation: Allocation) -> int:
     """Supervise the run in this allocation; the exit status of the batch script."""
+    own = read_job(run).processes()
+    slurm_join.recall(run, own)
     supervisor = SlurmSupervisor(run, recipe, allocation)
     beat = asyncio.create_task(supervisor.beat())
     work = asyncio.ensure_future(supervisor.supervise())
@@ -159,14 +163,15 @@ async def hold(run: RunFolder, recipe: Recipe, allocation: Allocation) -> int:
     try:
         state = await work
     except asyncio.CancelledError:
-        _say("ended by Slurm; what is in the ledger stays")
+        say("ended by Slurm; what is in the ledger stays")
         return 128 + signal.SIGTERM
     if supervisor.failure:
-        _say(f"gyre: {supervisor.failure}")
-    _say(f"the run is {state}")
+        say(f"gyre: {supervisor.failure}")
+    say(f"the run is {state}")
     if supervisor.leaving and state == "cancelled":
         await _back_into_the_queue(run, recipe, allocation)
     beat.cancel()
+    slurm_join.recall(run, own)
     return 1 if state == "failed" else 0
 
 
@@ -174,12 +179,12 @@ async def _back_into_the_queue(run: RunFolder, recipe: Recipe, allocation: Alloc
     """The run goes on later: in this job when it may be requeued, else by `gyre resume`."""
     request_resume(run)
     if not recipe.slurm.requeue:
-        _say("slurm.requeue is off: gyre resume goes on")
+        say("slurm.requeue is off: gyre resume goes on")
         return
     try:
         slurm_queue.requeue(allocation.job_id)
     except SlurmSilent as error:
-        _say(f"gyre: job {allocation.job_id} cannot be requeued: {error}")
+        say(f"gyre: job {allocation.job_id} cannot be requeued: {error}")
         return
     await asyncio.sleep(AFTER_REQUEUE_SECONDS)  # Slurm ends us; an exit of our own could count as the job's end
 
@@ -193,7 +198,7 @@ def main() -> None:
     recipe = load_recipe(run.recipe, folders=False)
     run.log_dir(read_job(run).attempt).mkdir(parents=True, exist_ok=True)
     nodes = "; ".join(", ".join(group) for group in allocation.groups)
-    _say(f"job {allocation.job_id}, attempt {read_job(run).attempt}, on {nodes}")
+    say(f"job {allocation.job_id}, attempt {read_job(run).attempt}, on {nodes}")
     raise SystemExit(asyncio.run(hold(run, recipe, allocation)))
 
 

@@ -11,6 +11,8 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from gyre.errors import UserError
 from gyre.recipe.schema import Recipe, Slurm, SlurmComponent
 
@@ -48,15 +50,31 @@ def render(recipe: Recipe, program: Program) -> str:
     cpu = [*_job_options(slurm, program.run), *_component(slurm.cpu, slurm.cpu.nodes, ""), *_site(slurm)]
     gpu = [*_component(slurm.gpu, gpu_nodes(recipe), default_gres(recipe)), *_site(slurm)]
     about = "component 0: CPU nodes (scheduler, processor, a worker a node); component 1: GPU nodes (cells)"
-    return _script(f"gyre run {program.run.name}; {about}", [cpu, gpu], slurm.prologue, program, [])
+    return _script(f"gyre run {program.run.name}; {about}", [cpu, gpu], slurm.prologue, program, "slurm_job", [])
 
 
 def default_gres(recipe: Recipe) -> str:
     return f"gpu:{recipe.cells.gpus_per_node}" if recipe.cells.gpus_per_node else ""
 
 
+def render_guests(recipe: Recipe, program: Program, names: list[str], on_gpu: bool, partition: str, time: str) -> str:
+    """The script of a job that gives a run a node for each of these processes: of one component alone."""
+    slurm = recipe.slurm
+    own = slurm.gpu if on_gpu else slurm.cpu
+    component = msgspec.structs.replace(own, partition=partition or own.partition, time=time or own.time)
+    gres = default_gres(recipe) if on_gpu else ""
+    options = [*_job_options(slurm, program.run), *_component(component, len(names), gres), *_site(slurm)]
+    about = f"nodes for processes of gyre run {program.run.name}: {', '.join(names)}"
+    return _script(about, [options], slurm.prologue, program, "slurm_guest", ["--names", ",".join(names)])
+
+
 def _script(
-    about: str, components: list[list[str]], prologue: list[str], program: Program, arguments: list[str]
+    about: str,
+    components: list[list[str]],
+    prologue: list[str],
+    program: Program,
+    module: str,
+    arguments: list[str],
 ) -> str:
     lines = ["#!/bin/bash", f"# {about}"]
     for index, options in enumerate(components):
@@ -64,7 +82,7 @@ def _script(
         lines += [f"#SBATCH {option}" for option in options]
     lines += ["", *prologue]
     lines += [f"export PYTHONPATH={shlex.quote(str(program.code))}"] if program.code is not None else []
-    command = [program.python, "-m", "gyre.launch.slurm_job", "--run", str(program.run), *arguments]
+    command = [program.python, "-m", f"gyre.launch.{module}", "--run", str(program.run), *arguments]
     # exec: the signal before the end goes to the batch script's own process, which is then ours
     lines += [f"exec {shlex.join(command)}", ""]
     return "\n".join(lines)

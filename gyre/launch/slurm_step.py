@@ -24,6 +24,7 @@ from gyre.launch.slurm_queue import SlurmSilent
 from gyre.ledger.layout import RunFolder
 from gyre.ledger.liveness import LivenessWatch, read_counter
 from gyre.ledger.view import LedgerView
+from gyre.processes.base import EXIT_PARENT_GONE, EXIT_SCHEDULER_SILENT
 from gyre.processes.children import Child
 from gyre.recipe.load import load_recipe
 
@@ -35,6 +36,8 @@ RESCUE_STEP_SECONDS = 3.0
 RESCUE_SECONDS = 30.0
 """A rescue that has not ended us by then has failed: another try."""
 RESCUES = 10
+EXIT_ALONE = (EXIT_PARENT_GONE, EXIT_SCHEDULER_SILENT)
+"""Of a process that was left alone: it may notice that before its guard does."""
 
 
 def tell(**what: object) -> None:
@@ -72,7 +75,7 @@ class Guard:
         code = await ended
         tell(code=self._verdict(code), reason=child.last_words())
         await child.end()
-        if self.gone.is_set() and self.options.rescue >= 0:
+        if self.options.rescue >= 0 and (self.gone.is_set() or code in EXIT_ALONE):
             await self._rescue()
         silence.cancel()
 
@@ -148,6 +151,13 @@ class Guard:
             print(f"gyre: the batch node is lost, and job {job} cannot be put back: {error}", file=sys.stderr)
 
 
+def log_to(path: Path) -> None:
+    """What we have to complain about goes to the process's log: after a lost batch node srun carries nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "ab") as log:
+        os.dup2(log.fileno(), 2)
+
+
 def threads() -> dict[str, str]:
     return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
 
@@ -178,6 +188,7 @@ def main() -> None:
     parser.add_argument("--rescue", type=int, default=-1, help="my place among those who rescue the job; -1: none")
     parser.add_argument("argv", nargs="+")
     options = parser.parse_args()
+    log_to(Path(options.log))
 
     async def start() -> None:
         await Guard(RunFolder(Path(options.run)), options).guard()

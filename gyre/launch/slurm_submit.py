@@ -7,6 +7,7 @@ job id is in job.toml as soon as Slurm gave it; a submission that Slurm refuses 
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -40,7 +41,10 @@ def dry_run(recipe: Recipe, run: Path) -> str:
 
 
 def send(script: str, folder: Path) -> str:
-    """sbatch; the script stays in `folder` as <job id>_submission.sh."""
+    """sbatch; the script stays in `folder` as <job id>_submission.sh.
+
+    A job that submits another one does not hand on what Slurm told it of itself.
+    """
     from submitit.core.utils import FailedJobError, FailedSubmissionError
     from submitit.slurm.slurm import SlurmExecutor
 
@@ -53,6 +57,10 @@ def send(script: str, folder: Path) -> str:
 
         def _make_submission_file_text(self, command: str, uid: str) -> str:
             return command
+
+        def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+            inherited = [name for name in os.environ if name.startswith("SLURM_") and name != "SLURM_CONF"]
+            return ["env", *(f"--unset={name}" for name in inherited), "sbatch", str(submission_file_path)]
 
     try:
         executor = HeterogeneousExecutor(folder=folder)

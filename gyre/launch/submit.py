@@ -25,6 +25,9 @@ from gyre.proxy.roles import rules_for
 from gyre.recipe.load import dump_toml, load_recipe
 from gyre.recipe.schema import Recipe
 
+GUESTS = 8
+"""Cells that may join a run under Slurm at a time, beyond the recipe's own."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -104,12 +107,19 @@ def _freeze(run: RunFolder, planned: Plan, launcher: str, now: float, model: Pat
         model=str(model),
         workers=planned.workers,
         cells=planned.cells,
+        guests=guests(planned) if launcher == "slurm" else [],
         tasks=planned.tasks,
         eval_tasks=planned.eval_tasks,
     )
     for writer in job.writers():
         create_index(run, writer)
     write_job(run, job)
+
+
+def guests(planned: Plan) -> list[str]:
+    """Names of cells that other jobs may start later."""
+    first = len(planned.cells)
+    return [f"cell-{index}" for index in range(first, first + GUESTS)]
 
 
 def free_name(name: str) -> str:

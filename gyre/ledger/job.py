@@ -30,13 +30,19 @@ class Job(Struct, frozen=True, kw_only=True):
     tasks: list[str]
     eval_tasks: list[str]
     job_ids: list[str] = []
+    guests: list[str] = []
+    """cells that other jobs may start (gyre join): named from the beginning, since nobody lists folders"""
+
+    def all_cells(self) -> list[str]:
+        return [*self.cells, *self.guests]
 
     def processes(self) -> list[str]:
+        """Those that the run's own launcher keeps going."""
         return ["scheduler", "processor", *self.workers, *self.cells]
 
     def writers(self) -> list[str]:
         """Every journal of the run."""
-        return [*self.processes(), "supervisor", "control"]
+        return [*self.processes(), *self.guests, "supervisor", "control"]
 
 
 def write_job(run: RunFolder, job: Job) -> None:

@@ -197,7 +197,7 @@ def run_process(kind: type[Process]) -> None:
     try:
         asyncio.run(start())
     except EndProcess as end:
-        log.error("%s: ending", end)
+        say_last_words(str(end))
         raise SystemExit(end.code) from None
     except (UserError, OSError) as error:
         mistake = user_error(run, error)

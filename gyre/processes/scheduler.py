@@ -20,6 +20,8 @@ from gyre.scheduling.facts import World
 from gyre.scheduling.settings import settings_of
 
 SNAPSHOT_SECONDS = 30.0
+SNAPSHOT_SHARE = 0.01
+"""Of the scheduler's time that snapshots may take."""
 
 
 class Scheduler(Process):
@@ -27,12 +29,13 @@ class Scheduler(Process):
 
     def __init__(self, run: RunFolder, name: str) -> None:
         super().__init__(run, name)
+        job = self.job
         self.settings = settings_of(
-            self.recipe, tuple(self.job.workers), tuple(self.job.tasks), tuple(self.job.eval_tasks)
+            self.recipe, tuple(job.workers), tuple(job.tasks), tuple(job.eval_tasks), tuple(job.guests)
         )
         self._others = LivenessWatch(time.monotonic, self.recipe.local.liveness)
         self._since: dict[str, tuple[object, float]] = {}
-        self._saved = time.monotonic()
+        self._save_at = time.monotonic() + SNAPSHOT_SECONDS
 
     async def follow(self) -> None:
         """Take the predecessor's place, then poll and decide until the run has ended."""
@@ -48,12 +51,18 @@ class Scheduler(Process):
         while self.state.ended is None:
             self.view.poll()
             self.decide()
-            if time.monotonic() - self._saved > SNAPSHOT_SECONDS:
-                self.view.save()
-                self._saved = time.monotonic()
+            if time.monotonic() > self._save_at:
+                self._save()
             await asyncio.sleep(POLL_SECONDS)
         self.view.poll()
         self.view.save()
+
+    def _save(self) -> None:
+        """Nothing is decided meanwhile, so the longer it takes the less often it is done."""
+        began = time.monotonic()
+        self.view.save()
+        took = time.monotonic() - began
+        self._save_at = began + took + max(SNAPSHOT_SECONDS, took / SNAPSHOT_SHARE)
 
     async def work(self) -> None:
         """The work is `follow`; `main` ends with it."""
@@ -65,7 +74,8 @@ class Scheduler(Process):
         while orders := decide(world):
             for event in orders:
                 self.order(event)
-            world = World(self.state, self.settings, world.dead, world.waiting)
+            # what was ordered just now has not waited at all: measure again
+            world = World(self.state, self.settings, world.dead, self._waiting())
 
     def order(self, event: ev.Event) -> None:
         n = self.say(event)
@@ -73,7 +83,7 @@ class Scheduler(Process):
 
     def _dead(self) -> frozenset[str]:
         dead = set()
-        for name in self.job.processes():
+        for name in (*self.job.processes(), *self.job.guests):
             self._others.observe(name, read_counter(self.run.alive_path(name)))
             if name != self.name and self._others.dead(name):
                 dead.add(name)
@@ -81,7 +91,7 @@ class Scheduler(Process):
 
     def _waiting(self) -> dict[str, float]:
         now = time.monotonic()
-        for cell in self.job.cells:
+        for cell in self.job.all_cells():
             found = self.state.cell(cell)
             moment = (self.state.roles.get(cell), found and (found.state, found.serving, found.training))
             if cell not in self._since or self._since[cell][0] != moment:

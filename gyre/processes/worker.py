@@ -96,7 +96,7 @@ class Worker(Process):
 
     def _sync_routes(self) -> None:
         """Bring the proxy's routes to what the ledger says."""
-        for cell in self.job.cells:
+        for cell in self.job.all_cells():
             self.routes.set_serving(cell, self._route_of(cell))
         for execution in self.state.open:
             self.routes.set(execution, self.state.routes.get(execution, ""))

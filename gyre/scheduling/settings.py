@@ -66,8 +66,13 @@ class Settings:
 
 
 def settings_of(
-    recipe: Recipe, workers: tuple[str, ...], tasks: tuple[str, ...], eval_tasks: tuple[str, ...]
+    recipe: Recipe,
+    workers: tuple[str, ...],
+    tasks: tuple[str, ...],
+    eval_tasks: tuple[str, ...],
+    guests: tuple[str, ...] = (),
 ) -> Settings:
+    """`guests`: cells that may join the recipe's own, and never lead."""
     return Settings(
         seed=recipe.seed,
         mode=recipe.schedule.mode,
@@ -80,7 +85,7 @@ def settings_of(
         max_overtake=recipe.schedule.max_overtake,
         cell_room=recipe.rollout.executions_per_cell,
         training_cells=recipe.schedule.training_cells,
-        cells=tuple(f"cell-{index}" for index in range(recipe.cells.count)),
+        cells=(*(f"cell-{index}" for index in range(recipe.cells.count)), *guests),
         workers=workers,
         attempts=recipe.tasks.attempts,
         microsteps_per_grant=recipe.train.microsteps_per_grant * recipe.train.data_parallel,

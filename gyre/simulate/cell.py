@@ -25,6 +25,8 @@ class Surroundings:
     later: Callable[[float, Callable[[], None]], None]
     now: Callable[[], float]
     serve: Callable[[str, bool], None]
+    open: Callable[[str, bool], None]
+    """Executions may begin: the cell serves, or is about to."""
     seconds_of: Callable[[str], float]
     """Training of a micro-step."""
     newest: Callable[[], tuple[int, int, str]]
@@ -69,6 +71,7 @@ class SimulatedCell:
         self.buffer, self.fenced, self.deferred = [], set(), []
         self.lineage, self.offers, self.frozen = 0, 0, False
         self._state("starting")
+        self.around.open(self.name, False)
         self.around.serve(self.name, False)
 
     def say(self, event: ev.Event) -> None:
@@ -146,6 +149,7 @@ class SimulatedCell:
     def _train_role(self, order: ev.TrainOrdered) -> Steps:
         if self.state != "training":
             phases = 3.0 if self.lineage != order.lineage else 2.0
+            self.around.open(self.name, False)
             self.enter("draining")
             self.say(ev.ServingEnded())
             self.around.serve(self.name, False)
@@ -162,6 +166,7 @@ class SimulatedCell:
         self.enter("training", order.lineage, order.step)
 
     def _serve_role(self, order: ev.ServeOrdered) -> Steps:
+        self.around.open(self.name, True)
         seconds = self.cells.refresh
         if self.state == "training":
             self.enter("leaving")

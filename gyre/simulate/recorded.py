@@ -30,7 +30,8 @@ def recorded_workload(state: RunState, recipe: Recipe, name: str) -> tuple[Workl
     if not groups or not steps:
         raise UserError(f"{name} has committed no step yet: there is nothing to go by")
     training = {step: _training_seconds(state, step) for step in steps}
-    jobs = [_jobs(state, group.plan.group, training) for group in groups]
+    latency = _latency(state)
+    jobs = [_jobs(state, group.plan.group, training, latency) for group in groups]
     seconds = [job.seconds for group in jobs for job in group]
     workload = Workload(
         name=name,
@@ -45,7 +46,7 @@ def recorded_workload(state: RunState, recipe: Recipe, name: str) -> tuple[Workl
             lead_steps=recipe.schedule.lead_steps,
             max_overtake=recipe.schedule.max_overtake,
         ),
-        cells=_cells(state, recipe),
+        cells=_cells(state, recipe, latency),
         executions=Executions(
             mean=fmean(seconds),
             timeout=2.0 * max(seconds) + 1.0,
@@ -69,18 +70,20 @@ def measured_seconds(state: RunState) -> float:
     return max(ends) - state.bursts[min(state.bursts)].t
 
 
-def _jobs(state: RunState, group: str, training: dict[int, float]) -> list[Job]:
+def _jobs(state: RunState, group: str, training: dict[int, float], latency: float) -> list[Job]:
+    """From the opening of its burst to its end: waits for a worker's slot and lost attempts belong to an execution."""
     step = state.consumed[group]
     tokens = sum(outcome.tokens_sampled for name in _groups_of(state, step) for _, outcome in state.graded(name))
     graded = dict(state.graded(group))
+    opened = state.bursts[state.groups[group].burst].t
     jobs = []
     for name in execution_names(state.groups[group].plan):
-        attempts = [a.finished for a in state.executions[name].attempts.values() if a.finished is not None]
+        ends = [a.t_finished for a in state.executions[name].attempts.values() if a.finished is not None]
         outcome = graded.get(name)
         share = outcome.tokens_sampled / tokens if outcome is not None and tokens else 0.0
         jobs.append(
             Job(
-                seconds=sum(finished.seconds for finished in attempts),
+                seconds=max(0.0, max(ends, default=opened) - opened - latency),
                 work=share * training.get(step, 0.0),
                 timed_out=outcome is not None and outcome.timed_out,
                 graded=outcome is not None,
@@ -110,7 +113,7 @@ def _microstep(state: RunState, training: dict[int, float]) -> float:
     return max(LEAST_MICROSTEP, sum(training.values()) / max(1, count))
 
 
-def _cells(state: RunState, recipe: Recipe) -> Cells:
+def _cells(state: RunState, recipe: Recipe, latency: float) -> Cells:
     spans = [span for found in state.cells.values() for cell in found.values() for span in _spans(cell)]
 
     def usual(before: str, after: str) -> float:
@@ -123,7 +126,7 @@ def _cells(state: RunState, recipe: Recipe) -> Cells:
         to_rollout=usual("training", "rollout"),
         refresh=usual("rollout", "rollout"),
         rejoin=usual("training", "training"),
-        latency=_latency(state),
+        latency=latency,
     )
 
 

@@ -32,8 +32,9 @@ class Running:
 
 @dataclass(slots=True)
 class Clock:
-    """The service clock of one cell."""
+    """The service clock of one cell. `open`: it serves, or is about to, so that executions may begin."""
 
+    open: bool = False
     serving: bool = False
     shows: float = 0.0
     at: float = 0.0
@@ -87,10 +88,16 @@ class Rollout:
             clock.serving = serving
             self._pace(cell, clock)
 
+    def open(self, cell: str, is_open: bool) -> None:
+        self._clocks[cell].open = is_open
+
     def admit(self, now: float) -> list[Running]:
         """Start waiting executions while there is room; returns those that began now."""
         begun: list[Running] = []
-        while self._waiting and (self._cells.overload == "slow" or len(self.running) < self._room()):
+        room = self._room()
+        if room and self._cells.overload == "slow":
+            room = len(self.running) + len(self._waiting)
+        while self._waiting and len(self.running) < room:
             found = self._waiting.popleft()
             found.started = now
             self.running[found.name] = found
@@ -122,7 +129,7 @@ class Rollout:
     # ---- service ----
 
     def _room(self) -> int:
-        return self._cells.executions_per_cell * sum(1 for clock in self._clocks.values() if clock.serving)
+        return self._cells.executions_per_cell * sum(1 for clock in self._clocks.values() if clock.open)
 
     def _join(self, found: Running, cell: str, now: float) -> None:
         found.cell = cell

@@ -27,6 +27,8 @@ from gyre.simulate.workload import Workload
 WORKER = "worker-0"
 PHASE_TIMEOUT = 600.0
 MANY = 1 << 30
+TOKENS = 1000.0
+"""Tokens sampled for each cell-second of training: only their proportions matter."""
 
 
 class Line(NamedTuple):
@@ -65,6 +67,8 @@ class Simulation:
         self.executions = 0
         self.lost_work = 0.0
         """Training that deadlines have cut off."""
+        self.levels: list[tuple[float, int]] = []
+        """(time, waterlevel) whenever it changes."""
         self.staleness: list[int] = []
         self.lag: list[int] = []
         """Of each group that was trained: in versions, and in optimizer steps."""
@@ -84,6 +88,7 @@ class Simulation:
             later=self.later,
             now=lambda: self.now,
             serve=self._serve,
+            open=self._open,
             seconds_of=lambda name: self.packing.seconds[name],
             newest=self._newest,
         )
@@ -194,6 +199,7 @@ class Simulation:
             number = self._number[plan.group] = len(self._number)
             for name, job in zip(execution_names(plan), self.jobs.group(number), strict=True):
                 self._job[name] = job
+        self.levels.append((self.now, self.state.waterlevel))
 
     def _dispatch(self, order: ev.Dispatched) -> None:
         for each in order.executions:
@@ -215,6 +221,9 @@ class Simulation:
 
     def _serve(self, cell: str, serving: bool) -> None:
         self.rollout.serve(cell, serving, self.now)
+
+    def _open(self, cell: str, is_open: bool) -> None:
+        self.rollout.open(cell, is_open)
         self._admit()
 
     def _alarm(self, at: float, cell: str, stamp: int) -> None:
@@ -249,9 +258,11 @@ class Simulation:
                 outcome="graded" if job.graded else "excluded",
                 reward=0.0 if job.graded else None,
                 timed_out=timed_out,
+                tokens_sampled=round(TOKENS * work),
                 seconds=ended.seconds,
             ),
         )
+        self.levels.append((self.now, self.state.waterlevel))
 
     # ---- the processor ----
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 
@@ -19,44 +18,53 @@ def render(study: Study) -> Group:
 
 
 def name_of(row: Row) -> str:
+    """Async is named by its split, training + rollout."""
     if row.mode != "async":
         return row.mode
     return f"async {row.training_cells}+{row.cells - row.training_cells}{'' if row.streaming else ' batches'}"
 
 
+def unit_of(hours: float) -> tuple[str, float]:
+    """The unit that shows such a time best, and how many of it an hour has."""
+    for name, per_hour in (("hours", 1.0), ("minutes", 60.0)):
+        if hours * per_hour >= 1.0:
+            return name, per_hour
+    return "seconds", 3600.0
+
+
 def _table(study: Study, rows: list[Row], cells: str, least: float) -> Table:
+    unit, per_hour = unit_of(least)
     table = Table(
-        title=f"{study.workload}: {study.steps} steps, {cells} cells, {study.seeds} seeds; bound {least:.2f} h",
+        title=f"{study.workload}: {study.steps} steps, {cells} cells, {study.seeds} seeds;"
+        f" bound {least * per_hour:.2f} {unit}",
         title_justify="left",
-        box=box.SIMPLE_HEAD,
+        box=None,
         pad_edge=False,
-        padding=(0, 1),
+        padding=(0, 1, 0, 0),
     )
-    table.add_column("mode")
+    table.add_column("mode", no_wrap=True)
     for head in (
-        "hours",
+        unit,
         "min",
         "max",
         "elastic\nfaster",
         "over\nbound",
         "idle",
         "stale\nmax",
-        "mean",
-        "lost to\ntimeout",
+        "stale\nmean",
+        "work\nlost",
     ):
-        table.add_column(head, justify="right")
+        table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
             name_of(row),
-            f"{row.hours:.2f}",
-            f"{row.hours_min:.2f}",
-            f"{row.hours_max:.2f}",
+            *(f"{hours * per_hour:.2f}" for hours in (row.hours, row.hours_min, row.hours_max)),
             f"{row.speedup:.3f}x",
             f"{row.over_bound:.3f}x",
             f"{row.idle_share:.0%}",
             f"{row.staleness_max}",
             f"{row.staleness_mean:.2f}",
-            f"{row.lost_work_share:.2%}",
+            f"{row.lost_work_share:.1%}",
         )
     return table
 

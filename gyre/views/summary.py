@@ -121,7 +121,7 @@ def summarise(state: RunState, recipe: Recipe, name: str = "", path: str = "", a
         steps_planned=recipe.train.steps,
         steps=step_summaries(state),
         evals=_evals(state),
-        cells=[_cell(state, name) for name in settings_of(recipe, (), (), ()).cells],
+        cells=[_cell(state, name) for name in _cell_names(state, recipe)],
         waterlevel=state.waterlevel,
         burst=max(state.bursts, default=0),
         executions_graded=state.tally.graded,
@@ -238,6 +238,13 @@ def _evals(state: RunState) -> list[EvalSummary]:
                 )
             )
     return found
+
+
+def _cell_names(state: RunState, recipe: Recipe) -> list[str]:
+    """The recipe's cells, and the guests that have joined."""
+    own = settings_of(recipe, (), (), ()).cells
+    guests = sorted((name for name in state.cells if name not in own), key=lambda name: (len(name), name))
+    return [*own, *guests]
 
 
 def _cell(state: RunState, name: str) -> CellSummary:

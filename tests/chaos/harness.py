@@ -26,6 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "short.toml"
 DEADLINE = 400.0
 POLL = 0.02
+PATIENT = ("tasks.harness_timeout=200s", "tasks.execution_timeout=300s")
+"""A busy machine, or a harness that is held, must not change what happens."""
 HARNESS_PROCESSES = 2
 """bwrap's first process, and the harness."""
 SMALL_MICROSTEPS = ("rollout.context=384", "train.tokens_per_microstep=384")
@@ -43,7 +45,7 @@ class Drill:
         self.home = home
         self.run = RunFolder(home / "drill")
         self.steps = steps
-        self.settings = [f"train.steps={steps}", *settings]
+        self.settings = [f"train.steps={steps}", *PATIENT, *settings]
         self.env = {**os.environ, "GYRE_RUNS": str(home), "GYRE_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
         self.output = home.parent / f"{home.name}.output"
         self.process: subprocess.Popen[bytes] | None = None
@@ -133,8 +135,7 @@ class Drill:
         while True:
             for name in self.until(lambda state: moments.live(state, cell)):
                 inside = procs.sandboxes(self.run.path, name)
-                if len(inside) >= HARNESS_PROCESSES:
-                    procs.freeze(*inside)
+                if len(inside) >= HARNESS_PROCESSES and procs.freeze(*inside):
                     return name, inside
 
     def look_at_sockets(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -100,12 +101,18 @@ def sockets(processes: list[int]) -> set[str]:
     return found
 
 
-def freeze(*processes: int) -> None:
-    """Stop processes without ending them; only SIGCONT and SIGKILL reach them from now on."""
-    for pid in processes:
-        os.kill(pid, signal.SIGSTOP)
+def freeze(*processes: int) -> bool:
+    """Stop processes without ending them; only SIGCONT and SIGKILL reach them from now on. False: one had ended."""
+    try:
+        for pid in processes:
+            os.kill(pid, signal.SIGSTOP)
+        return True
+    except ProcessLookupError:
+        thaw(*processes)
+        return False
 
 
 def thaw(*processes: int) -> None:
     for pid in processes:
-        os.kill(pid, signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)

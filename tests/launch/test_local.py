@@ -43,9 +43,9 @@ class Program:
     text: str
 
 
-def make_run(folder: Path) -> RunFolder:
+def make_run(folder: Path, restarts: int = 1, liveness: str = "15s") -> RunFolder:
     run = RunFolder(folder / "run").create()
-    recipe = load_recipe(ROOT / "recipes/short.toml", ["local.restarts=1"])
+    recipe = load_recipe(ROOT / "recipes/short.toml", [f"local.restarts={restarts}", f"local.liveness={liveness}"])
     from gyre.recipe.load import dump_toml
 
     write_atomic(run.recipe, dump_toml(recipe).encode())
@@ -109,6 +109,27 @@ async def test_a_traceback_is_no_users_mistake(tmp_path: Path) -> None:
     small = supervisor(run, Program("processor", "raise RuntimeError('ours')"))
     assert await small.supervise() == "failed"
     assert small.failure.startswith("processor ended 2 times (last status 1); see ")
+
+
+async def test_a_process_that_never_gets_ready_is_not_tried_for_long(tmp_path: Path) -> None:
+    say = "from gyre.processes.children import say_last_words\nsay_last_words('its engine does not start')\n"
+    small = supervisor(make_run(tmp_path, restarts=20), Program("cell-0", f"{say}raise SystemExit(75)"))
+    assert await small.supervise() == "failed"
+    assert small.failure.startswith("cell-0 ended 3 times before it was ready (its engine does not start); see ")
+
+
+async def test_a_process_that_hangs_is_killed(tmp_path: Path) -> None:
+    beat = "import sys; from pathlib import Path; from gyre.ledger.liveness import Heartbeat\n"
+    text = f"{beat}Heartbeat(Path(sys.argv[1]) / 'alive' / 'worker-0').beat()\n{STAY}"
+    small = supervisor(make_run(tmp_path, restarts=0, liveness="0.2s"), Program("worker-0", text))
+    assert await small.supervise() == "failed"
+    assert small.failure.startswith("worker-0 ended 1 times (last status -9); see ")
+
+
+async def test_a_scheduler_that_is_away_does_not_end_the_run(tmp_path: Path) -> None:
+    small = supervisor(make_run(tmp_path, restarts=4), Program("worker-0", "raise SystemExit(4)"))
+    assert await small.supervise() == "failed"
+    assert small.failure.startswith("worker-0 ended 5 times (last status 4); see ")  # the budget alone
 
 
 async def test_the_schedulers_word_ends_the_run_and_all_its_processes(tmp_path: Path) -> None:

@@ -16,9 +16,8 @@ from .world import SchedulerProc, Sim
 class Laws:
     """Watches one history. Use as `Sim(..., watch=laws.order, calm=laws.calm)`, then `laws.whole(state)`."""
 
-    def __init__(self, settings: Settings, faulty: bool) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.faulty = faulty
         self.low = 0
         self.sim: Sim | None = None
 

@@ -57,7 +57,7 @@ def draw(rng: random.Random, mode: str | None = None) -> Settings:
         workers=tuple(f"worker-{i}" for i in range(rng.randint(1, 2))),
         attempts=rng.randint(2, 3),
         microsteps_per_grant=rng.randint(1, 2),
-        checkpoint_every=rng.randint(1, 2),
+        checkpoint_every=rng.randint(1, 3),
         eval_every=rng.choice([0, 0, 1, 2]),
         eval_tasks=("x",),
     )
@@ -67,6 +67,25 @@ def draw_faults(rng: random.Random) -> Faults:
     return Faults(
         kill=rng.choice([0.0, 0.01, 0.05]),
         hang=rng.choice([0.0, 0.01, 0.03]),
-        refuse=rng.choice([0.0, 0.3]),
+        refuse=rng.choice([0.0, 0.5]),
         budget=rng.randint(1, 8),
+        only=rng.choice([(), (), ("cell",), ("cell-0",), ("cell-1", "cell-2")]),
     )
+
+
+def draw_training(rng: random.Random) -> tuple[Settings, Faults]:
+    """Runs in which training takes long, so that satellites share it, and cells fail in the midst of it."""
+    settings = make(
+        rng.randint(2, 3),
+        executions=2,
+        groups_per_step=rng.randint(2, 4),
+        cell_room=8,
+        steps=rng.randint(2, 4),
+        steps_per_burst=rng.randint(1, 2),
+        lead_steps=rng.randint(0, 1),
+        microsteps_per_grant=1,
+        checkpoint_every=rng.randint(1, 3),
+        phase_timeout=60.0,
+    )
+    faults = Faults(kill=0.015, hang=0.015, refuse=0.5, budget=4, only=("cell",))
+    return settings, faults

@@ -12,16 +12,17 @@ from gyre.ledger.state import RunState
 from gyre.scheduling.settings import Settings
 
 from .laws import Laws, scheduler_state
-from .settings import draw, draw_faults, make
+from .settings import draw, draw_faults, draw_training, make
 from .world import Faults, Sim
 
 CHUNK = 40
-QUIET_CHUNKS = 6
-FAULTY_CHUNKS = 12
+QUIET_CHUNKS = 4
+FAULTY_CHUNKS = 10
+TRAINING_CHUNKS = 4
 
 
 def history(settings: Settings, seed: int, faults: Faults | None = None, **options: float) -> tuple[Sim, RunState]:
-    laws = Laws(settings, faults is not None)
+    laws = Laws(settings)
     sim = Sim(settings, seed, faults, laws.order, laws.calm, **options)  # type: ignore[arg-type]
     state = sim.run()
     laws.whole(state)
@@ -51,12 +52,24 @@ def test_faulty_histories(chunk: int) -> None:
         history(draw(rng), seed, draw_faults(rng))
 
 
+@pytest.mark.parametrize("chunk", range(TRAINING_CHUNKS))
+def test_histories_with_much_training(chunk: int) -> None:
+    for seed in range(chunk * CHUNK, (chunk + 1) * CHUNK):
+        history(*training(seed), speed=6.0)
+
+
+def training(seed: int) -> tuple[Settings, int, Faults]:
+    settings, faults = draw_training(random.Random(seed))
+    return settings, seed, faults
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk", range(100))
 def test_many_faulty_histories(chunk: int) -> None:
     for seed in range(10_000 + chunk * CHUNK, 10_000 + (chunk + 1) * CHUNK):
         rng = random.Random(-1 - seed)
         history(draw(rng), seed, draw_faults(rng))
+        history(*training(seed), speed=6.0)
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -6,12 +6,19 @@ from collections.abc import Callable
 
 import pytest
 
+from gyre.views.runs import OpenRun
 from tests.slurm.cluster import Cluster, Submitted, wait
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 Make = Callable[..., Submitted]
-STEPS = 6
+STEPS = 4
+
+
+def host(run: OpenRun, name: str) -> str:
+    """The node of a process's newest incarnation."""
+    opened = run.state.opened[name]
+    return opened[max(opened)].host
 
 
 def finished(run: Submitted, steps: int = STEPS) -> None:
@@ -60,17 +67,27 @@ def test_the_loss_of_the_batch_node_requeues_the_job(cluster: Cluster, submitted
 
 @pytest.mark.parametrize("node", ["gpu1", "gpu2"])
 def test_the_loss_of_a_cells_node_leaves_the_others_going(cluster: Cluster, submitted: Make, node: str) -> None:
-    run = submitted(f"train.steps={STEPS}").submit()
+    """The core moves to the node that is left; the satellite gets another node, in a job of its own."""
+    run = submitted("train.steps=8").submit()
     run.wait_for_step(1)
     cluster.call("kill", node)
-    finished(run)
+    opened = run.wait_for(lambda run: host(run, "cell-1") in ("gpu3", "gpu4"), "cell-1 has another node")
+    assert host(opened, "cell-0") == ("gpu2" if node == "gpu1" else "gpu1")
+    finished(run, 8)
+    assert run.opened.job.attempt == 1
 
 
-def test_the_loss_of_a_workers_node_dispatches_its_executions_again(cluster: Cluster, submitted: Make) -> None:
-    run = submitted(f"train.steps={STEPS}").submit()
+def test_a_workers_node_that_comes_back_has_its_worker_again(cluster: Cluster, submitted: Make) -> None:
+    run = submitted("train.steps=8").submit()
     run.wait_for_step(1)
     cluster.call("kill", "cpu2")
-    finished(run)
+    guest = run.opened.run.launch / "guest-worker-1"
+    wait(guest.exists, "worker-1 waits for a node in a job of its own", 120, run.explain)
+    before = max(run.opened.state.opened["worker-1"])
+    cluster.call("start", "cpu2")
+    run.wait_for(lambda opened: max(opened.state.opened["worker-1"]) > before, "worker-1 is back")
+    assert host(run.opened, "worker-1") == "cpu2"
+    finished(run, 8)
 
 
 @pytest.mark.parametrize("name", ["processor", "scheduler", "worker-1", "cell-0", "cell-1"])
@@ -81,3 +98,14 @@ def test_a_step_that_is_cancelled_starts_again(cluster: Cluster, submitted: Make
     cluster.slurm("scancel", steps[name])
     run.wait_for(lambda opened: len(opened.state.opened[name]) >= 2, f"{name} starts again")
     finished(run)
+
+
+def test_cells_of_another_job_join_and_may_go_at_any_time(cluster: Cluster, submitted: Make) -> None:
+    run = submitted("train.steps=6").submit()
+    run.wait_for_step(1)
+    said = run.gyre("join", "--cells", "1", "--partition", "spot")
+    guest = said.split()[-1]
+    run.wait_for(lambda opened: any(c.training[0] for c in opened.state.cells.get("cell-2", {}).values()), "it trains")
+    cluster.slurm("scancel", guest)
+    finished(run, 6)
+    assert "cell-2" in {cell["name"] for cell in run.status()["cells"]}

@@ -67,6 +67,7 @@ def test_every_setting_of_a_site_is_in_the_script() -> None:
             'slurm.gpu={partition="h200", time="12:00:00", extra=["--exclusive", "--switches=1"]}',
             'slurm.prologue=["module load cuda"]',
             "cells.gpus_per_node=8",
+            "train.data_parallel=8",
         ),
         PROGRAM,
     )
@@ -89,7 +90,9 @@ def test_every_setting_of_a_site_is_in_the_script() -> None:
 
 
 def test_gres_of_the_site_comes_before_the_default() -> None:
-    _, gpu = components(render(recipe("cells.gpus_per_node=8", "slurm.gpu.gres=gpu:h200:8"), PROGRAM))
+    _, gpu = components(
+        render(recipe("cells.gpus_per_node=8", "train.data_parallel=8", "slurm.gpu.gres=gpu:h200:8"), PROGRAM)
+    )
     assert [option for option in gpu if option.startswith("--gres")] == ["--gres=gpu:h200:8"]
 
 

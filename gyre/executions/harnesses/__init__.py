@@ -19,7 +19,14 @@ from gyre.executions.sandbox import Bind
 from gyre.executions.tasks import Task
 
 GROUP = "gyre.harnesses"
-BUILT_IN = {"shell": ("gyre.executions.harnesses.shell", "ShellHarness")}
+BUILT_IN = {
+    "shell": ("gyre.executions.harnesses.shell", "ShellHarness"),
+    "claude-code": ("gyre.executions.harnesses.claude_code", "ClaudeCodeHarness"),
+    "codex": ("gyre.executions.harnesses.codex", "CodexHarness"),
+    "mini-swe-agent": ("gyre.executions.harnesses.mini_swe_agent", "MiniSweAgentHarness"),
+    "opencode": ("gyre.executions.harnesses.opencode", "OpenCodeHarness"),
+    "qwen-code": ("gyre.executions.harnesses.qwen_code", "QwenCodeHarness"),
+}
 
 
 class LaunchRequest(Struct, frozen=True, kw_only=True):

@@ -1,0 +1,39 @@
+"""Codex CLI: how it is started headless (measured on 0.171.0; it speaks Responses only)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from gyre.executions.harnesses import LaunchRequest
+from gyre.executions.harnesses.install import INSIDE
+from gyre.executions.harnesses.packaged import Packaged, found_inside
+
+_HOUR = 3_600_000
+_KEY = "GYRE_API_KEY"
+
+
+class CodexHarness(Packaged):
+    """See `Harness`."""
+
+    name = "codex"
+    dialect = "openai-responses"
+
+    def argv(self, request: LaunchRequest, folder: Path) -> tuple[str, ...]:
+        binary = found_inside(folder, "node_modules/@openai/codex-linux-*/vendor/*/bin/codex", INSIDE)
+        provider = {
+            "name": "gyre",
+            "base_url": f"http://127.0.0.1:{request.port}/v1",
+            "env_key": _KEY,
+            "wire_api": "responses",
+            "stream_idle_timeout_ms": _HOUR,
+        }
+        # JSON's numbers and text are TOML's too.
+        settings = {f"model_providers.gyre.{name}": json.dumps(value) for name, value in provider.items()}
+        settings |= {"model_provider": '"gyre"', "model": json.dumps(request.model), "web_search": '"disabled"'}
+        options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+        free = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
+        return (binary, "exec", "--json", *options, *free, request.task.instruction)
+
+    def environment(self, request: LaunchRequest) -> dict[str, str]:
+        return {_KEY: request.key}

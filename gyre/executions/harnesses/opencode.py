@@ -1,0 +1,48 @@
+"""OpenCode: how it is started headless (measured on 1.18; its first start takes up to 30 s)."""
+
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+
+from gyre.executions.harnesses import LaunchRequest
+from gyre.executions.harnesses.install import INSIDE
+from gyre.executions.harnesses.packaged import Packaged, found_inside
+
+_KEY = "GYRE_API_KEY"
+_SMALL = "-small"
+"""Side calls ask for another name of the same model: so they can be told apart."""
+_MACHINES = {"x86_64": "x64", "aarch64": "arm64"}
+
+
+class OpenCodeHarness(Packaged):
+    """See `Harness`."""
+
+    name = "opencode"
+    dialect = "openai-chat"
+
+    def argv(self, request: LaunchRequest, folder: Path) -> tuple[str, ...]:
+        machine = _MACHINES.get(platform.machine(), platform.machine())
+        binary = found_inside(folder, f"node_modules/opencode-linux-{machine}/bin/opencode", INSIDE)
+        return (binary, "run", "--model", f"gyre/{request.model}", "--format", "json", request.task.instruction)
+
+    def environment(self, request: LaunchRequest) -> dict[str, str]:
+        options = {"baseURL": f"http://127.0.0.1:{request.port}/v1", "apiKey": f"{{env:{_KEY}}}", "timeout": False}
+        output = {"limit": {"context": 1_000_000, "output": request.max_tokens}} if request.max_tokens else {}
+        models = {request.model: output, request.model + _SMALL: output}
+        provider = {"npm": "@ai-sdk/openai-compatible", "name": "gyre", "options": options, "models": models}
+        config = {
+            "provider": {"gyre": provider},
+            "small_model": f"gyre/{request.model}{_SMALL}",
+            "permission": {"edit": "allow", "bash": "allow", "webfetch": "deny"},
+            "autoupdate": False,
+            "share": "disabled",
+        }
+        return {
+            _KEY: request.key,
+            "OPENCODE_CONFIG_CONTENT": json.dumps(config),
+            "OPENCODE_DISABLE_AUTOUPDATE": "1",
+            "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
+            "OPENCODE_DISABLE_MODELS_FETCH": "1",
+        }

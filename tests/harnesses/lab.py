@@ -1,0 +1,172 @@
+"""Real harnesses in the real sandbox, against the proxy and an engine that replies by rule."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gyre.engines.types import GenerateChunk, GenerateRequest
+from gyre.errors import UserError
+from gyre.executions.bubblewrap import Bubblewrap
+from gyre.executions.execution import CallReport, ExecutionRequest, ExecutionResult, Timeouts, run_execution
+from gyre.executions.harnesses import find_harness
+from gyre.executions.limits import MIB, Limits
+from gyre.executions.tasks import load_task
+from gyre.ledger.turns import Turn
+from gyre.ledger.turns_merge import latest_rows
+from gyre.proxy.capture import Limits as CallLimits
+from gyre.proxy.routes import Route
+from gyre.proxy.template import Renderer
+from gyre.trajectory.samples import select_execution
+from gyre.trajectory.settings import Settings
+from tests.proxy.conftest import KEY, V2, FakeEngine, Script, World, _At
+
+Rule = Callable[[str, int], list[Script]]
+"""(prompt's text, number of the call) -> what the engine does: a call that is cut goes on with the next."""
+LIMITS = Limits(memory=3000 * MIB, processes=400, disk=900 * MIB, open_files=4096, log=16 * MIB)
+
+
+class RuledEngine(FakeEngine):
+    """Replies by rule; calls are counted as they arrive."""
+
+    rule: Rule
+    count = 0
+
+    def at(self, route: Route) -> Any:
+        return _Ruled(self, route)
+
+
+class _Ruled:
+    def __init__(self, engine: RuledEngine, route: Route) -> None:
+        self.engine, self.route = engine, route
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+        engine = self.engine
+        if not engine.scripts:
+            engine.scripts += engine.rule(engine.renderer.decode(request.input_ids), engine.count)
+            engine.count += 1
+        async for chunk in _At(engine, self.route).generate(request):
+            yield chunk
+
+
+class Lab:
+    """Runs a harness once."""
+
+    def __init__(self, root: Path, renderer: Renderer) -> None:
+        self.root, self.renderer = root, renderer
+        self.world: World | None = None
+
+    def installed(self, name: str, version: str) -> Any:
+        harness = find_harness(name)
+        try:
+            harness.check(version)
+        except UserError as missing:
+            pytest.skip(str(missing))
+        return harness
+
+    def task(self, instruction: str) -> Any:
+        folder = self.root / "tasks" / "task"
+        files = {
+            "instruction.md": instruction,
+            "task.toml": 'schema_version = "1.0"\n',
+            "tests/test.sh": "#!/bin/bash\n[ -e out.txt ] && r=1 || r=0\necho $r > /logs/verifier/reward.txt\n",
+            "environment/Dockerfile": "FROM debian:12\nWORKDIR /app\n",
+        }
+        for path, text in files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text)
+        (folder / "tests/test.sh").chmod(0o755)
+        return load_task(folder)
+
+    async def run(self, name: str, version: str, rule: Rule, seconds: float = 240, **limits: Any) -> ExecutionResult:
+        harness = self.installed(name, version)
+        bounds = {"context": 900_000, "max_tokens": 4000, "call_seconds": 120.0, **limits}
+        engine = RuledEngine(self.renderer)
+        engine.rule = rule
+        world = self.world = World(self.renderer, CallLimits(**bounds), 5.0, engines=engine.at, harness=name)
+        world.engine = engine
+
+        async def serve(listener: socket.socket) -> None:
+            await world.proxy.add_listener(listener, KEY)
+
+        request = ExecutionRequest(
+            name=f"{name}-1.0",
+            task=self.task("Make out.txt.\n"),
+            key=KEY,
+            model="gyre-test",
+            timeouts=Timeouts(harness=seconds, grader=30, execution=seconds + 60),
+            limits=LIMITS,
+            max_turns=60,
+            max_tokens=4000,
+            keep="all",
+            log=self.root / "harness.log",
+        )
+        try:
+            return await run_execution(
+                request,
+                harness,
+                Bubblewrap(),
+                self.root,
+                serve,
+                lambda: CallReport(world.capture.stats.calls, bool(world.capture.stats.server_errors)),
+            )
+        finally:
+            await world.proxy.close()
+
+    def output(self) -> str:
+        return (self.root / "harness.log").read_text(errors="replace")
+
+
+class Play:
+    """What the model says in one session: `reply` decides, from the prompt's text; `steps` is the main agent's script.
+
+    switch_at: number of the call whose cell leaves in the middle; it goes on elsewhere, with other weights.
+    """
+
+    def __init__(self, lab: Lab, steps: list[str], switch_at: int = -1) -> None:
+        self.lab, self.steps, self.switch_at = lab, iter(steps), switch_at
+        self.inner = self.summaries = 0
+
+    def reply(self, text: str) -> str:
+        raise NotImplementedError
+
+    def __call__(self, text: str, number: int) -> list[Script]:
+        said = self.reply(text)
+        if number != self.switch_at:
+            return [Script(said, chunk=64)]
+        world = self.lab.world
+        assert world is not None
+        ids = self.lab.renderer.encode(said)
+        world.serve("cell-1", V2)
+        world.routes.set("g00001-00", "cell-1")
+        return [Script(said, cut=7), Script(self.lab.renderer.decode(ids[7:]), chunk=64)]
+
+
+def check_exact(world: World) -> list[Turn]:
+    """Each turn's tokens are those that the engine was sent and sampled, bit for bit, and all of them are trained."""
+    asked: dict[tuple[int, ...], list[list[int]]] = {}
+    for request, sampled in zip(world.engine.requests, world.engine.given, strict=True):
+        asked.setdefault(tuple(request.input_ids), []).append(sampled)
+    rows = latest_rows(world.sink.rows)
+    assert {row.status for row in rows} == {"committed"}
+    for row in rows:
+        whole = tuple(world.whole(row.turn))
+        at = len(whole) - len(row.output)
+        while at < len(whole):
+            sampled = asked[whole[:at]].pop(0)
+            assert list(whole[at : at + len(sampled)]) == sampled
+            at += len(sampled)
+    assert not any(asked.values())
+    assert sum(len(row.output) for row in rows) == world.capture.stats.tokens_sampled
+    settings = Settings(seed=1, tokens_per_microstep=1_000_000, max_paths=1000)
+    samples, dropped = select_execution(
+        rows, settings, execution=rows[0].execution, attempt=0, advantage=1.0, dispatch_version=1
+    )
+    auxiliary = sum(len(row.output) for row in rows if row.role == "auxiliary")
+    assert dropped == ({"auxiliary": auxiliary} if auxiliary else {})
+    assert sum(sample.targets for sample in samples) + auxiliary == world.capture.stats.tokens_sampled
+    return rows
