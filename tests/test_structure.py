@@ -27,6 +27,7 @@ LAYERS = (
 NEIGHBOURS = {
     ("proxy", "engines"): "the client that samples, and its value types",
     ("launch", "views"): "a run in the foreground shows its progress",
+    ("simulate", "views"): "a run is opened for reading to be simulated in other modes",
 }
 
 PURE = ("recipe", "ledger/events.py", "ledger/state.py", "ledger/fold.py", "scheduling", "trajectory")

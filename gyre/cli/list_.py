@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
 
 app = typer.Typer(add_completion=False)
+
+PIPE_WIDTH = 160
 
 
 @app.command(name="list")
@@ -60,4 +63,4 @@ def list_runs(as_json: Annotated[bool, typer.Option("--json", help="For scripts.
             started,
             s.path,
         )
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)

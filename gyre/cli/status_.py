@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -9,6 +10,7 @@ import typer
 app = typer.Typer(add_completion=False)
 
 WATCH_SECONDS = 1.0
+PIPE_WIDTH = 160
 LAST_STEPS = 100
 """Steps in the table; --json has them all."""
 ASK_SECONDS = 5.0
@@ -38,7 +40,7 @@ def status(
     from gyre.launch.slurm_status import job_line
     from gyre.views.text import render
 
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
     if not watch:
         console.print(render(summary, last=LAST_STEPS))
         if slurm is not None:

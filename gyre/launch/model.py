@@ -31,6 +31,10 @@ def resolve_model(model: Model, seed: int, say: Callable[[str], None]) -> Path:
         folder = Path(model.path)
         if not (folder / "config.json").is_file():
             raise UserError(f"model.path: {folder} has no config.json: give a Hugging Face folder")
+        if not any(folder.glob("*.safetensors")):
+            raise UserError(f"model.path: {folder} has no *.safetensors: gyre reads weights in no other format")
+        if not (folder / "tokenizer.json").is_file():
+            raise UserError(f"model.path: {folder} has no tokenizer.json")
         return folder
     path, arguments = Path(model.build), model.build_arguments
     if not path.is_file():

@@ -66,6 +66,8 @@ class Cell(Process):
         self.offers = 0
         self.frozen = False
         self.deferred: list[ev.Granted] = []
+        self.summing = (0, 0)
+        """(lineage, step) whose gradients are in the buffer"""
         self.served: ev.ServeOrdered | None = None
 
     # ---- speaking ----
@@ -219,6 +221,7 @@ class Cell(Process):
             if not await self._pull(order.manifest, order.lineage, order.step - 1):
                 return
         self._thaw()
+        self.summing = (order.lineage, order.step)
         self.enter("training", order.lineage, order.step)
 
     @property
@@ -294,10 +297,14 @@ class Cell(Process):
         """A role begins: what was frozen, and what waited for its answer, belongs to a step that is over."""
         self.frozen = False
         self.deferred = []
+        self.summing = (0, 0)
 
     async def _train(self, grant: ev.Granted) -> None:
         if self.frozen:
             self.deferred.append(grant)  # the core's answer is in another journal, and on its way
+            return
+        if (grant.lineage, grant.step) != self.summing:
+            log.info("grant %d belongs to a step that is over", grant.grant)
             return
         if self.current != "training":
             raise ChildDied(f"grant {grant.grant} came in state {self.current}: the lead is out of step")

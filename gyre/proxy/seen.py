@@ -24,15 +24,16 @@ class Seen:
         self._threads.setdefault(conversation.system, (thread, role))
 
     def note_calls(self, calls: Iterable[ToolCall]) -> None:
-        """A reply calls tools; a text argument called `prompt` is what a sub-agent would be asked."""
+        """A reply calls tools; a text argument called `prompt` or `message` is what a sub-agent would be asked."""
         for call in calls:
             try:
                 arguments = json.loads(call.arguments)
             except (ValueError, RecursionError):
                 continue
-            prompt = arguments.get("prompt") if isinstance(arguments, dict) else None
-            if isinstance(prompt, str) and prompt.strip():
-                self._prompts[prompt.strip()] = call.id
+            for name in ("prompt", "message"):
+                prompt = arguments.get(name) if isinstance(arguments, dict) else None
+                if isinstance(prompt, str) and prompt.strip():
+                    self._prompts[prompt.strip()] = call.id
 
     def thread_of(self, system: str | None) -> tuple[str, str] | None:
         """(thread, role) of the first call with this system prompt."""

@@ -184,9 +184,10 @@ class Decider:
                 self._awake[place] = True
 
     def _finished(self, event: ev.Finished) -> None:
-        self._wake("switch")
         if self._state.group_terminal(self._state.executions[event.execution].group):
-            self._wake("consume")
+            self._wake("consume", "switch")
+        elif self._state.waterlevel % self._settings.cell_room == 0:
+            self._wake("switch")  # what serving cells carry is a multiple of a cell's room
         if self._undispatched or self._worker_lost or event.outcome == "retry":
             self._wake("dispatch")
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 
 from gyre.simulate.jobs import Jobs
-from gyre.simulate.simulation import Plan, Simulation
-from gyre.simulate.study import Row, Study
+from gyre.simulate.simulation import Simulation
+from gyre.simulate.study import Row, Study, plan_of
 from gyre.simulate.text import name_of
 from gyre.simulate.workload import Workload
 
@@ -39,9 +39,7 @@ def write_picture(path: Path, workload: Workload, jobs: Jobs, study: Study) -> N
         cells=msgspec.structs.replace(workload.cells, count=cells),
     )
     rows = [row for row in study.modes if row.cells == cells]
-    runs = [
-        (row, Simulation(short, jobs, Plan(row.mode, max(1, row.training_cells), row.streaming)).run()) for row in rows
-    ]
+    runs = [(row, Simulation(short, jobs, plan_of(row)).run()) for row in rows]
     longest = max(run.seconds for _, run in runs)
     parts = [f"<h1>{html.escape(workload.name)}</h1>", f"<p>{_legend()}</p>"]
     for row, run in runs:

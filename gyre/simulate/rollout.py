@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gyre.simulate.jobs import Job
+from gyre.simulate.policies import Progress, StartRule
 from gyre.simulate.workload import Cells
 
 
@@ -24,7 +25,8 @@ class Running:
     name: str
     attempt: int
     job: Job
-    started: float
+    progress: Progress
+    started: float = -1.0
     cell: str = ""
     left: float = 0.0
     ends: float = 0.0
@@ -56,11 +58,18 @@ class Ended:
 class Rollout:
     """All cells' service. `alarm(at, cell, stamp)` asks to be called back with `due`."""
 
-    def __init__(self, cells: Cells, names: tuple[str, ...], alarm: Callable[[float, str, int], None]) -> None:
+    def __init__(
+        self, cells: Cells, names: tuple[str, ...], rule: StartRule, alarm: Callable[[float, str, int], None]
+    ) -> None:
         self._cells = cells
         self._clocks = {name: Clock() for name in names}
         self._alarm = alarm
-        self._waiting: deque[Running] = deque()
+        self._rule = rule
+        self._waiting: dict[str, deque[Running]] = {}
+        """Group -> its executions that have not begun; groups in the order of their dispatch."""
+        self._progress: dict[str, Progress] = {}
+        self._speed_of_all = 1.0
+        """Below 1 when more run than there are rooms, as after the loss of a cell (overload = "queue")."""
         self._order = 0
         self.running: dict[str, Running] = {}
         self.routes: dict[str, str] = {}
@@ -69,8 +78,12 @@ class Rollout:
 
     # ---- what happens ----
 
-    def dispatch(self, name: str, attempt: int, job: Job) -> None:
-        self._waiting.append(Running(name, attempt, job, started=-1.0, left=job.seconds))
+    def plan(self, group: str, burst: int, executions: int) -> None:
+        self._progress[group] = Progress(group, burst, executions)
+
+    def dispatch(self, name: str, attempt: int, group: str, job: Job) -> None:
+        made = Running(name, attempt, job, self._progress[group], left=job.seconds)
+        self._waiting.setdefault(group, deque()).append(made)
 
     def route(self, name: str, cell: str, now: float) -> None:
         self.routes[name] = cell
@@ -81,6 +94,9 @@ class Rollout:
             found.left += self._cells.reroute if moved else 0.0
             self._join(found, cell, now)
 
+    def consumed(self, group: str) -> None:
+        self._progress.pop(group, None)
+
     def serve(self, cell: str, serving: bool, now: float) -> None:
         clock = self._clocks[cell]
         if clock.serving != serving:
@@ -88,18 +104,22 @@ class Rollout:
             clock.serving = serving
             self._pace(cell, clock)
 
-    def open(self, cell: str, is_open: bool) -> None:
+    def open(self, cell: str, is_open: bool, now: float) -> None:
         self._clocks[cell].open = is_open
+        self._share(now)
 
     def admit(self, now: float) -> list[Running]:
         """Start waiting executions while there is room; returns those that began now."""
         begun: list[Running] = []
         room = self._room()
-        if room and self._cells.overload == "slow":
-            room = len(self.running) + len(self._waiting)
-        while self._waiting and len(self.running) < room:
-            found = self._waiting.popleft()
+        while self._waiting and room and (self._cells.overload == "slow" or len(self.running) < room):
+            progress = self._rule(self._progress[group] for group in self._waiting)
+            queue = self._waiting[progress.group]
+            found = queue.popleft()
+            if not queue:
+                del self._waiting[progress.group]
             found.started = now
+            progress.started += 1
             self.running[found.name] = found
             self._join(found, self.routes.get(found.name, ""), now)
             begun.append(found)
@@ -115,6 +135,7 @@ class Rollout:
         while (head := self._head(clock)) is not None and head.ends <= clock.shows + 1e-6:
             ended.append(self._end(head, now, 1.0))
         self._pace(cell, clock)
+        self._share(now)
         return ended
 
     def deadline(self, name: str, attempt: int, now: float) -> Ended | None:
@@ -156,6 +177,7 @@ class Rollout:
     def _end(self, found: Running, now: float, share: float) -> Ended:
         del self.running[found.name]
         self.routes.pop(found.name, None)
+        found.progress.ended += 1
         clock = self._clocks.get(found.cell)
         if clock is not None:
             clock.members -= 1
@@ -188,11 +210,23 @@ class Rollout:
             self._alarm(clock.at + max(0.0, head.ends - clock.shows) / clock.speed, cell, clock.stamp)
 
     def _speed(self, clock: Clock) -> float:
-        """1 within its room; beyond, only tools run at full speed."""
         if not clock.serving:
             return 0.0
-        crowd = clock.members / self._cells.executions_per_cell
-        if crowd <= 1.0 or self._cells.overload == "queue":
-            return 1.0
+        if self._cells.overload == "queue":
+            return self._speed_of_all
+        return self._slowed(clock.members / self._cells.executions_per_cell)
+
+    def _slowed(self, crowd: float) -> float:
+        """1 within the room; beyond, only tools run at full speed."""
         generating = self._cells.generation_share
-        return 1.0 / (generating * crowd + 1.0 - generating)
+        return 1.0 if crowd <= 1.0 else 1.0 / (generating * crowd + 1.0 - generating)
+
+    def _share(self, now: float) -> None:
+        """After the rooms or the running ones have changed: do all still run at full speed?"""
+        room = self._room()
+        speed = self._slowed(len(self.running) / room) if room else 1.0
+        if speed != self._speed_of_all and self._cells.overload == "queue":
+            self._speed_of_all = speed
+            for cell, clock in self._clocks.items():
+                self._wind(clock, now)
+                self._pace(cell, clock)

@@ -21,6 +21,7 @@ from gyre.simulate.cell import SimulatedCell, Surroundings
 from gyre.simulate.index import Decider, Decision
 from gyre.simulate.jobs import Job, Jobs
 from gyre.simulate.packing import Packing
+from gyre.simulate.policies import START_RULES
 from gyre.simulate.rollout import Ended, Rollout
 from gyre.simulate.workload import Workload
 
@@ -48,6 +49,8 @@ class Plan:
     mode: str = "elastic"
     split: int = 1
     streaming: bool = True
+    probing: bool = False
+    """Waiting executions start by the rule `probe` of policies.py."""
     decisions: tuple[Decision, ...] = DECISIONS
 
 
@@ -81,7 +84,8 @@ class Simulation:
         self._number: dict[str, int] = {}
         self._since: dict[str, tuple[object, float]] = {}
         self._dead: set[str] = set()
-        self.rollout = Rollout(workload.cells, self.settings.cells, self._alarm)
+        rule = START_RULES["probe" if plan.probing else "order"]
+        self.rollout = Rollout(workload.cells, self.settings.cells, rule, self._alarm)
         self.packing = Packing(workload.training.microstep, plan.streaming)
         around = Surroundings(
             say=self.say,
@@ -197,13 +201,15 @@ class Simulation:
     def _plan(self, burst: ev.BurstOpened) -> None:
         for plan in burst.groups:
             number = self._number[plan.group] = len(self._number)
+            self.rollout.plan(plan.group, burst.burst, plan.executions)
             for name, job in zip(execution_names(plan), self.jobs.group(number), strict=True):
                 self._job[name] = job
         self.levels.append((self.now, self.state.waterlevel))
 
     def _dispatch(self, order: ev.Dispatched) -> None:
         for each in order.executions:
-            self.rollout.dispatch(each.execution, each.attempt, self._job[each.execution])
+            group = self.state.executions[each.execution].group
+            self.rollout.dispatch(each.execution, each.attempt, group, self._job[each.execution])
         self._admit()
 
     def _admit(self) -> None:
@@ -223,7 +229,7 @@ class Simulation:
         self.rollout.serve(cell, serving, self.now)
 
     def _open(self, cell: str, is_open: bool) -> None:
-        self.rollout.open(cell, is_open)
+        self.rollout.open(cell, is_open, self.now)
         self._admit()
 
     def _alarm(self, at: float, cell: str, stamp: int) -> None:
@@ -269,6 +275,7 @@ class Simulation:
     def _consume(self, order: ev.Consumed) -> None:
         group = self.state.groups[order.group]
         names = list(execution_names(group.plan))
+        self.rollout.consumed(order.group)
         works = [self._work.pop(name, 0.0) for name in names]
         for name in names:
             self._job.pop(name, None)

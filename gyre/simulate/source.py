@@ -17,9 +17,10 @@ from gyre.recipe.schema import Recipe
 from gyre.recipe.units import format_seconds
 from gyre.simulate.jobs import Drawn, Job, Jobs, Recorded
 from gyre.simulate.recorded import measured_seconds, recorded_workload
+from gyre.simulate.study import PROBING
 from gyre.simulate.workload import Cells, Executions, Group, Schedule, Training, Workload, override, workload_of
 
-MODES = ("elastic", "colocate", "async")
+MODES = ("elastic", PROBING, "colocate", "async")
 SHARE_OF_TIMEOUT = 1.0 / 3.0
 """A recipe says nothing about durations: assumed is this mean, as a share of the harness's timeout."""
 

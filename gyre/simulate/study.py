@@ -14,6 +14,7 @@ from statistics import fmean, median
 import msgspec
 from msgspec import Struct
 
+from gyre.errors import UserError
 from gyre.simulate.bound import bound
 from gyre.simulate.jobs import Drawn, Jobs
 from gyre.simulate.simulation import Plan, Simulation
@@ -21,6 +22,8 @@ from gyre.simulate.workload import Workload
 
 WORK_TOLERANCE = 0.005
 HOUR = 3600.0
+PROBING = "elastic-probe"
+"""Elastic, with the rule `probe` of policies.py for who starts first."""
 NEAR = 1.03
 """Splits of async whose first try is within this of the best are tried on all seeds."""
 
@@ -149,10 +152,12 @@ def study(
         least = [bound(sized, each).seconds for each in jobs]
         bounds[str(count)] = median(least) / HOUR
         measured: list[Measured] = []
+        if count < 2 and set(modes) == {"async"}:
+            raise UserError("async needs two cells or more: one trains, one serves")
         for mode in modes:
             report(f"{sized.name}: {mode}, {count} cells")
             measured += _mode(sized, mode, jobs)
-        base = next((m for m in measured if m.plan.mode == "elastic"), measured[0])
+        base = next((m for m in measured if m.plan == Plan("elastic")), measured[0])
         rows += [_row(each, base, count, least) for each in measured]
     return Study(
         workload=workload.name,
@@ -165,6 +170,8 @@ def study(
 
 
 def _mode(workload: Workload, mode: str, jobs: Sequence[Jobs]) -> list[Measured]:
+    if mode == PROBING:
+        return [measure(workload, Plan("elastic", probing=True), jobs)]
     if mode != "async":
         return [measure(workload, Plan(mode), jobs)]
     if workload.cells.count < 2:
@@ -196,11 +203,18 @@ def best_split(workload: Workload, streaming: bool, jobs: Sequence[Jobs]) -> Mea
     return min((measure(workload, plan, jobs) for plan in plans), key=lambda m: m.seconds)
 
 
+def plan_of(row: Row) -> Plan:
+    """What a row was simulated with."""
+    if row.mode == PROBING:
+        return Plan("elastic", probing=True)
+    return Plan(row.mode, max(1, row.training_cells), row.streaming)
+
+
 def _row(measured: Measured, base: Measured, cells: int, least: Sequence[float]) -> Row:
     trials, plan = measured.trials, measured.plan
     hours = [t.seconds / HOUR for t in trials]
     return Row(
-        mode=plan.mode,
+        mode=PROBING if plan.probing else plan.mode,
         cells=cells,
         training_cells=plan.split if plan.mode == "async" else 0,
         streaming=plan.streaming,

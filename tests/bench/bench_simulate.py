@@ -23,14 +23,14 @@ TARGETS: dict[str, tuple[float, float, float, float]] = {
 }
 """Least speed-up over async in whole batches, async streaming and colocate; most over the bound."""
 CASES = [
-    ("repo-122b", 0),
-    ("repo-122b", 1),
-    ("repo-122b", 4),
-    ("terminal-122b", 0),
     ("repo-2400b", 0),
-    ("repo-2400b", 1),
-    ("repo-2400b", 4),
+    ("terminal-122b", 0),
+    ("repo-122b", 0),
+    ("repo-122b", 4),
     ("repo-2400b-timeouts", 0),
+    ("repo-2400b", 1),
+    ("repo-122b", 1),
+    ("repo-2400b", 4),
 ]
 
 
@@ -44,7 +44,7 @@ def main() -> None:
             continue
         workload = load_workload(WORKLOADS / f"{name}.toml", [f"schedule.lead_steps={phi}"])
         began = time.perf_counter()
-        found = study(workload, ["elastic", "colocate", "async"], [], options.seeds)
+        found = study(workload, ["elastic", "elastic-probe", "colocate", "async"], [], options.seeds)
         show(name, phi, found, time.perf_counter() - began)
 
 

@@ -138,6 +138,13 @@ class Drill:
                 if len(inside) >= HARNESS_PROCESSES and procs.freeze(*inside):
                     return name, inside
 
+    def until_both_train(self) -> None:
+        """Hold the processor until both cells wait for micro-steps: then both get some."""
+        processor = self.pid("processor")
+        procs.freeze(processor)
+        self.until(lambda state: all(moments.current(state, cell).state == "training" for cell in moments.CELLS))
+        procs.thaw(processor)
+
     def look_at_sockets(self) -> None:
         ours = list(procs.belonging(self.run.path))
         self.seen_sockets |= procs.listening(procs.sockets(ours))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gyre.ledger.state import CellIncarnation, RunState
 
-CORE, SATELLITE = "cell-0", "cell-1"
+CORE, SATELLITE = CELLS = "cell-0", "cell-1"
 
 
 def current(state: RunState, cell: str) -> CellIncarnation:

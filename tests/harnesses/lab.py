@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from gyre.engines.errors import EngineRefused
 from gyre.engines.types import GenerateChunk, GenerateRequest
 from gyre.errors import UserError
 from gyre.executions.bubblewrap import Bubblewrap
 from gyre.executions.execution import CallReport, ExecutionRequest, ExecutionResult, Timeouts, run_execution
-from gyre.executions.harnesses import find_harness
+from gyre.executions.harnesses import Launch, LaunchRequest, find_harness
 from gyre.executions.limits import MIB, Limits
 from gyre.executions.tasks import load_task
 from gyre.ledger.turns import Turn
@@ -27,6 +30,7 @@ from tests.proxy.conftest import KEY, V2, FakeEngine, Script, World, _At
 
 Rule = Callable[[str, int], list[Script]]
 """(prompt's text, number of the call) -> what the engine does: a call that is cut goes on with the next."""
+KEEP_ALIVE = 0.5
 LIMITS = Limits(memory=3000 * MIB, processes=400, disk=900 * MIB, open_files=4096, log=16 * MIB)
 
 
@@ -49,8 +53,25 @@ class _Ruled:
         if not engine.scripts:
             engine.scripts += engine.rule(engine.renderer.decode(request.input_ids), engine.count)
             engine.count += 1
-        async for chunk in _At(engine, self.route).generate(request):
-            yield chunk
+        failing = engine.scripts[0].error is not None
+        try:
+            async for chunk in _At(engine, self.route).generate(request):
+                yield chunk
+        finally:
+            if failing:
+                # Nothing was sampled: as if it had not been asked.
+                engine.requests.pop()
+
+
+class _Told:
+    """A harness that is told how long a context may be."""
+
+    def __init__(self, harness: Any, context: int) -> None:
+        self._harness, self._context = harness, context
+        self.name, self.dialect, self.check = harness.name, harness.dialect, harness.check
+
+    def prepare(self, request: LaunchRequest) -> Launch:
+        return self._harness.prepare(msgspec.structs.replace(request, context=self._context))
 
 
 class Lab:
@@ -82,12 +103,14 @@ class Lab:
         (folder / "tests/test.sh").chmod(0o755)
         return load_task(folder)
 
-    async def run(self, name: str, version: str, rule: Rule, seconds: float = 240, **limits: Any) -> ExecutionResult:
-        harness = self.installed(name, version)
+    async def run(
+        self, name: str, version: str, rule: Rule, seconds: float = 240, told_context: int = 0, **limits: Any
+    ) -> ExecutionResult:
+        harness = _Told(self.installed(name, version), told_context)
         bounds = {"context": 900_000, "max_tokens": 4000, "call_seconds": 120.0, **limits}
         engine = RuledEngine(self.renderer)
         engine.rule = rule
-        world = self.world = World(self.renderer, CallLimits(**bounds), 5.0, engines=engine.at, harness=name)
+        world = self.world = World(self.renderer, CallLimits(**bounds), KEEP_ALIVE, engines=engine.at, harness=name)
         world.engine = engine
 
         async def serve(listener: socket.socket) -> None:
@@ -112,7 +135,8 @@ class Lab:
                 Bubblewrap(),
                 self.root,
                 serve,
-                lambda: CallReport(world.capture.stats.calls, bool(world.capture.stats.server_errors)),
+                # The one failure is ours on purpose, and the harness must get over it.
+                lambda: CallReport(world.capture.stats.calls, world.capture.stats.server_errors > 1),
             )
         finally:
             await world.proxy.close()
@@ -124,19 +148,28 @@ class Lab:
 class Play:
     """What the model says in one session: `reply` decides, from the prompt's text; `steps` is the main agent's script.
 
-    switch_at: number of the call whose cell leaves in the middle; it goes on elsewhere, with other weights.
+    Numbers of calls: at SLOW the engine takes long, so that keep-alives go out; at FAIL it refuses, and the harness
+    tries again; at SWITCH the cell leaves in the middle, and the call goes on elsewhere, with other weights.
     """
 
-    def __init__(self, lab: Lab, steps: list[str], switch_at: int = -1) -> None:
-        self.lab, self.steps, self.switch_at = lab, iter(steps), switch_at
+    SLOW, FAIL, SWITCH = 2, 4, 6
+
+    def __init__(self, lab: Lab, steps: list[str]) -> None:
+        self.lab, self.steps = lab, iter(steps)
         self.inner = self.summaries = 0
 
     def reply(self, text: str) -> str:
         raise NotImplementedError
 
     def __call__(self, text: str, number: int) -> list[Script]:
+        if number == self.FAIL:
+            return [Script("", error=EngineRefused("out of order", 500))]
         said = self.reply(text)
-        if number != self.switch_at:
+        if number == self.SLOW:
+            gate = asyncio.Event()
+            asyncio.get_running_loop().call_later(KEEP_ALIVE * 4, gate.set)
+            return [Script(said, chunk=64, gate=gate)]
+        if number != self.SWITCH:
             return [Script(said, chunk=64)]
         world = self.lab.world
         assert world is not None
@@ -146,11 +179,13 @@ class Play:
         return [Script(said, cut=7), Script(self.lab.renderer.decode(ids[7:]), chunk=64)]
 
 
-def check_exact(world: World) -> list[Turn]:
+def check_exact(world: World, malformed: int = 0) -> list[Turn]:
     """Each turn's tokens are those that the engine was sent and sampled, bit for bit, and all of them are trained."""
     asked: dict[tuple[int, ...], list[list[int]]] = {}
     for request, sampled in zip(world.engine.requests, world.engine.given, strict=True):
         asked.setdefault(tuple(request.input_ids), []).append(sampled)
+    stats = world.capture.stats
+    assert (stats.server_errors, stats.continuations, stats.malformed_calls, stats.dangling) == (1, 1, malformed, 0)
     rows = latest_rows(world.sink.rows)
     assert {row.status for row in rows} == {"committed"}
     for row in rows:
@@ -161,12 +196,12 @@ def check_exact(world: World) -> list[Turn]:
             assert list(whole[at : at + len(sampled)]) == sampled
             at += len(sampled)
     assert not any(asked.values())
-    assert sum(len(row.output) for row in rows) == world.capture.stats.tokens_sampled
+    assert sum(len(row.output) for row in rows) == stats.tokens_sampled
     settings = Settings(seed=1, tokens_per_microstep=1_000_000, max_paths=1000)
     samples, dropped = select_execution(
         rows, settings, execution=rows[0].execution, attempt=0, advantage=1.0, dispatch_version=1
     )
     auxiliary = sum(len(row.output) for row in rows if row.role == "auxiliary")
     assert dropped == ({"auxiliary": auxiliary} if auxiliary else {})
-    assert sum(sample.targets for sample in samples) + auxiliary == world.capture.stats.tokens_sampled
+    assert sum(sample.targets for sample in samples) + auxiliary == stats.tokens_sampled
     return rows

@@ -34,11 +34,11 @@ class Session(Play):
 
 
 async def test_a_whole_session(lab):
-    play = Session(lab, STEPS, switch_at=5)
+    play = Session(lab, STEPS)
     result = await lab.run("mini-swe-agent", VERSION, play)
     world = lab.world
     assert (result.outcome, result.reason, result.reward) == ("graded", "finished", 1.0), lab.output()[-3000:]
-    rows = check_exact(world)
+    rows = check_exact(world, malformed=1)
     assert len(rows) == len(STEPS)
     assert {row.role for row in rows} == {"main"}
     broken = [row.turn for row in rows if row.parent < 0 or row.keep < len(world.whole(row.parent))]

@@ -35,6 +35,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[
         assert drill.state.routes[name] == SATELLITE
         drill.look_at_sockets()
         procs.thaw(*inside)
+        drill.until_both_train()
         drill.assert_completed()
         yield drill, name
     finally:

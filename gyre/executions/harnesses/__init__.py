@@ -39,6 +39,8 @@ class LaunchRequest(Struct, frozen=True, kw_only=True):
     max_turns: int = 200
     max_tokens: int = 0
     """Most tokens of one reply; 0: the harness's own choice."""
+    context: int = 0
+    """Tokens that a call and its reply have room for; 0: not known, so the harness compacts when it is refused."""
     environment: dict[str, str] = field(default_factory=dict)
     """Variables from the recipe."""
 

@@ -11,6 +11,8 @@ from gyre.executions.harnesses.packaged import Packaged, found_inside
 
 _HOUR = 3_600_000
 _KEY = "GYRE_API_KEY"
+_COMPACT_AT = 0.8
+"""Share of the context at which it compacts: it does not when a prompt is refused."""
 
 
 class CodexHarness(Packaged):
@@ -31,6 +33,9 @@ class CodexHarness(Packaged):
         # JSON's numbers and text are TOML's too.
         settings = {f"model_providers.gyre.{name}": json.dumps(value) for name, value in provider.items()}
         settings |= {"model_provider": '"gyre"', "model": json.dumps(request.model), "web_search": '"disabled"'}
+        if request.context:
+            settings["model_context_window"] = str(request.context)
+            settings["model_auto_compact_token_limit"] = str(int(request.context * _COMPACT_AT))
         options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
         free = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
         return (binary, "exec", "--json", *options, *free, request.task.instruction)

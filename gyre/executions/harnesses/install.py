@@ -26,7 +26,7 @@ Run = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 
 
 class Package(Struct, frozen=True):
-    """`tested`: the versions that the thread rules were measured on, the preferred one first."""
+    """`tested`: versions that are known to work here, the preferred one first."""
 
     name: str
     index: str
@@ -34,11 +34,11 @@ class Package(Struct, frozen=True):
 
 
 PACKAGES = {
-    "claude-code": Package("@anthropic-ai/claude-code", "npm", ("2.1.220",)),
+    "claude-code": Package("@anthropic-ai/claude-code", "npm", ("2.1.220", "2.1.332")),
     "codex": Package("@openai/codex", "npm", ("0.171.0",)),
     "mini-swe-agent": Package("mini-swe-agent", "pypi", ("2.4.6",)),
     "opencode": Package("opencode-ai", "npm", ("1.18.33",)),
-    "qwen-code": Package("@qwen-code/qwen-code", "npm", ("0.24.4", "0.15.10")),
+    "qwen-code": Package("@qwen-code/qwen-code", "npm", ("0.15.10", "0.24.4")),
 }
 
 

@@ -26,19 +26,11 @@ class MiniSweAgentHarness(Packaged):
     dialect = "openai-chat"
 
     def argv(self, request: LaunchRequest, folder: Path) -> tuple[str, ...]:
-        configs = ("mini.yaml", f"agent.step_limit={request.max_turns}")
+        configs = ["mini.yaml", f"agent.step_limit={request.max_turns}"]
         if request.max_tokens:
-            configs += (f"model.model_kwargs.max_tokens={request.max_tokens}",)
-        options = (
-            "--yolo",
-            "--exit-immediately",
-            "--cost-limit",
-            "0",
-            "-m",
-            f"openai/{request.model}",
-            "-o",
-            TRAJECTORY,
-        )
+            configs.append(f"model.model_kwargs.max_tokens={request.max_tokens}")
+        free = ("--yolo", "--exit-immediately", "--cost-limit", "0")
+        options = (*free, "-m", f"openai/{request.model}", "-o", TRAJECTORY)
         chosen = [word for config in configs for word in ("-c", config)]
         return (PYTHON, "-I", "-c", _RUN, *options, *chosen, "-t", request.task.instruction)
 

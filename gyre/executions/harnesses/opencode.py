@@ -13,6 +13,7 @@ from gyre.executions.harnesses.packaged import Packaged, found_inside
 _KEY = "GYRE_API_KEY"
 _SMALL = "-small"
 """Side calls ask for another name of the same model: so they can be told apart."""
+_CONTEXT, _OUTPUT = 1_000_000, 32_000
 _MACHINES = {"x86_64": "x64", "aarch64": "arm64"}
 
 
@@ -29,8 +30,8 @@ class OpenCodeHarness(Packaged):
 
     def environment(self, request: LaunchRequest) -> dict[str, str]:
         options = {"baseURL": f"http://127.0.0.1:{request.port}/v1", "apiKey": f"{{env:{_KEY}}}", "timeout": False}
-        output = {"limit": {"context": 1_000_000, "output": request.max_tokens}} if request.max_tokens else {}
-        models = {request.model: output, request.model + _SMALL: output}
+        limit = {"limit": {"context": request.context or _CONTEXT, "output": request.max_tokens or _OUTPUT}}
+        models = {request.model: limit, request.model + _SMALL: limit}
         provider = {"npm": "@ai-sdk/openai-compatible", "name": "gyre", "options": options, "models": models}
         config = {
             "provider": {"gyre": provider},

@@ -10,7 +10,13 @@ from gyre.executions.harnesses.install import INSIDE
 from gyre.executions.harnesses.packaged import Packaged, found_inside
 
 _HOUR = "3600000"
-_SETTINGS = {"telemetry": {"enabled": False}, "privacy": {"usageStatisticsEnabled": False}}
+_SETTINGS = {
+    "telemetry": {"enabled": False},
+    "privacy": {"usageStatisticsEnabled": False},
+    "general": {"disableAutoUpdate": True, "enableAutoUpdate": False},
+    # Its own notes on the user would be side calls in every execution.
+    "memory": {"enableManagedAutoMemory": False, "enableManagedAutoDream": False},
+}
 
 
 class QwenCodeHarness(Packaged):
@@ -34,4 +40,5 @@ class QwenCodeHarness(Packaged):
         }
 
     def files(self, request: LaunchRequest) -> dict[str, str]:
-        return {"/etc/qwen-code/settings.json": json.dumps(_SETTINGS)}
+        window = {"model": {"generationConfig": {"contextWindowSize": request.context}}} if request.context else {}
+        return {"/etc/qwen-code/settings.json": json.dumps({**_SETTINGS, **window})}

@@ -17,6 +17,7 @@ from gyre.proxy.exchange import Evidence, Request
 from gyre.proxy.seen import Seen
 
 Arguments = dict[str, Any]
+_FIRST = 6
 
 
 class Verbatim:
@@ -33,10 +34,9 @@ class Verbatim:
 
 
 def first_texts(request: Request) -> tuple[str, ...]:
-    """Text blocks of the first user's message, in whatever dialect."""
-    if request.hints.first_user:
-        return request.hints.first_user
-    return next(((m.text,) for m in request.conversation.messages if m.role == "user"), ())
+    """The user's first texts, in whatever dialect: some harnesses tell their surroundings before the prompt."""
+    users = [message.text for message in request.conversation.messages[:_FIRST] if message.role == "user"]
+    return (*request.hints.first_user, *users)
 
 
 def because(*facts: str) -> str:

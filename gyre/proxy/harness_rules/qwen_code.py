@@ -1,18 +1,18 @@
 """Qwen Code (measured on 0.15 and 0.24): no header says who calls; system prompt and tools do.
 
 Owns its roles and edits. Roles: the first call's system prompt is the main agent's; a call without tools and with
-another system prompt is a summary; any other system prompt is a sub-agent's, whose first text is the prompt of a call
-of ours. Edits: reasoning is trimmed (no chain sees it), and after a compression filler text stands beside a call.
+another system prompt is a summary; any other system prompt is a sub-agent's if a first text is the prompt of a call of
+ours; else a side call (so it takes notes on the user). Edits: reasoning is trimmed (no chain sees it), and after a
+compression filler text stands beside a call.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 
 from gyre.proxy.conversation import Message, canonical
 from gyre.proxy.exchange import Evidence, Request
-from gyre.proxy.harness_rules.base import Verbatim, because, first_texts
+from gyre.proxy.harness_rules.base import Verbatim, first_texts
 from gyre.proxy.seen import Seen
 
 
@@ -28,13 +28,11 @@ class QwenCode(Verbatim):
             return Evidence(why="system prompt of the first call")
         if not tools:
             return Evidence(thread="main/summary", role="main-summary", why="no tools, a system prompt of its own")
-        texts = first_texts(request)
-        caller = seen.caller(texts)
-        mark = hashlib.blake2b("\0".join([system or "", *texts]).encode("utf-8", "replace"), digest_size=4).hexdigest()
+        caller = seen.caller(first_texts(request))
+        if not caller:
+            return Evidence(thread="main/auxiliary", role="auxiliary", why="another system prompt, no call's prompt")
         return Evidence(
-            thread=f"agent-{caller or mark}",
-            role="sub-agent",
-            why=because("another system prompt", f"prompt of tool call {caller}" if caller else ""),
+            thread=f"agent-{caller}", role="sub-agent", why=f"another system prompt, prompt of tool call {caller}"
         )
 
     def same(self, recorded: Message, echoed: Message) -> bool:
