@@ -21,8 +21,10 @@ def submit(
     name: Annotated[str, typer.Option("--name", help="Name of the run; default: the recipe's, numbered.")] = "",
 ) -> None:
     """Start a run from a recipe: a Slurm job, or with --local all of it here."""
+    import shutil
     import time
 
+    from gyre.errors import UserError
     from gyre.launch.submit import create_run, free_name, plan
     from gyre.ledger.layout import runs_home
 
@@ -37,7 +39,11 @@ def submit(
             print(text, end="")
             return
         run = create_run(planned, "slurm", time.time(), print, name)
-        job_id = submit_run(run, planned.recipe)
+        try:
+            job_id = submit_run(run, planned.recipe)
+        except UserError:
+            shutil.rmtree(run.path)  # made just now, and nothing ran
+            raise
         print(f"run {run.name} in {run.path}, job {job_id}; look with: gyre status {run.name}")
         return
     if dry_run:

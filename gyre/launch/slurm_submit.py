@@ -7,6 +7,8 @@ job id is in job.toml as soon as Slurm gave it; a submission that Slurm refuses 
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
 from pathlib import Path
@@ -67,7 +69,8 @@ def send(script: str, folder: Path) -> str:
     except RuntimeError:
         raise UserError("there is no srun here: submit on a login node of the cluster, or run with --local") from None
     try:
-        return executor._submit_command(script).job_id
+        with contextlib.redirect_stderr(io.StringIO()):  # submitit prints what it also raises
+            return executor._submit_command(script).job_id
     except (FailedJobError, FailedSubmissionError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise UserError("; ".join(lines) or "sbatch failed and did not say why", code=1) from None

@@ -30,7 +30,7 @@ from gyre.ledger.turns import Turn
 from gyre.proxy.conversation import Message, ToolCall
 from gyre.proxy.exchange import Evidence, Refusal, Reply, Request, ThreadRules
 from gyre.proxy.generate import GenerationFailed, Generator, Sampled, Wanted, nothing_sampled
-from gyre.proxy.matching import Plan, Turns, match, plan
+from gyre.proxy.matching import Plan, Trails, Turns, match, plan
 from gyre.proxy.parser import Parsed
 from gyre.proxy.seen import Seen
 from gyre.proxy.template import Renderer, RenderError
@@ -122,6 +122,7 @@ class Capture:
         self._temperature, self._model = temperature, model
         self._token_hex, self._now = token_hex, now
         self._tree, self._turns, self._seen = CallTree(), Turns(), Seen()
+        self._trails = Trails()
         self._rows = 0
         self._calls: dict[str, Call] = {}
 
@@ -191,7 +192,7 @@ class Capture:
     # -- one call
 
     def _continue(self, request: Request, evidence: Evidence) -> Plan:
-        found = match(request.conversation, evidence.thread, self._turns, self._rules)
+        found = match(request.conversation, evidence.thread, self._turns, self._rules, self._trails)
         try:
             return plan(request.conversation, found, self._tree, self._renderer)
         except RenderError as error:

@@ -9,7 +9,7 @@ make forks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -82,6 +82,45 @@ class Turns:
         return self._replies[turn]
 
 
+class Step(NamedTuple):
+    """How far a walk has come: the place, the parent so far and the message behind it, sampled messages after it."""
+
+    key: Key
+    parent: int
+    tail: int
+    sampled: dict[int, int]
+
+
+class Trails:
+    """The last walk of each of the newest threads: a request that extends the last one walks only what is new.
+
+    What was recognised stays recognised; a twin that was sampled meanwhile does not take an old message's place.
+    """
+
+    def __init__(self, threads: int = 4) -> None:
+        self._most = threads
+        self._trails: dict[str, tuple[Conversation, list[Step]]] = {}
+
+    def resume(self, thread: str, conversation: Conversation) -> list[Step]:
+        """Steps up to the first message that differs: opening, then one a message. [] where nothing is known."""
+        before, steps = self._trails.get(thread, (None, []))
+        if before is None or before.system != conversation.system or before.tools != conversation.tools:
+            return []
+        same = 0
+        for old, new in zip(before.messages, conversation.messages, strict=False):
+            if old != new:
+                break
+            same += 1
+        return steps[: same + 1]
+
+    def keep(self, thread: str, conversation: Conversation, steps: list[Step]) -> None:
+        """Note the walk of a request."""
+        self._trails.pop(thread, None)
+        self._trails[thread] = (conversation, steps)
+        if len(self._trails) > self._most:
+            del self._trails[next(iter(self._trails))]
+
+
 class Match(msgspec.Struct, frozen=True, kw_only=True):
     """`parent` (-1: none) said message `tail - 1`; `sampled`: message index -> turn, after the parent; `key`:
     the end's place.
@@ -103,27 +142,31 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     key: Key
 
 
-def match(conversation: Conversation, thread: str, known: Known, edits: Edits) -> Match:
+def match(conversation: Conversation, thread: str, known: Known, edits: Edits, trails: Trails) -> Match:
     """Walk the chain. The parent is the last sampled turn up to which everything is known, in order."""
-    key = opening_key(thread, conversation)
-    parent, tail = -1, 0
-    sampled: dict[int, int] = {}
-    for index, message in enumerate(conversation.messages):
-        if message.role != "assistant":
-            key = extend(key, message)
-            continue
-        said = visible(edits.normal(message))
-        turn = recognise(key, message, said, known, edits)
-        if turn is not None:
-            # However it was edited, it is what we recorded: the chain goes on from that.
-            said = known.said(turn)
-        if turn is not None and known.place(turn) == key:
-            # Same place: the history before it is what this turn was sampled after.
-            parent, tail, sampled = turn, index + 1, {}
-        elif turn is not None:
-            sampled[index] = turn
-        key = extend_said(key, said)
+    steps = trails.resume(thread, conversation) or [Step(opening_key(thread, conversation), -1, 0, {})]
+    for index in range(len(steps) - 1, len(conversation.messages)):
+        steps.append(_step(steps[-1], index, conversation.messages[index], known, edits))
+    trails.keep(thread, conversation, steps)
+    key, parent, tail, sampled = steps[-1]
     return Match(parent=parent, tail=tail, sampled=sampled, key=key)
+
+
+def _step(before: Step, index: int, message: Message, known: Known, edits: Edits) -> Step:
+    key, parent, tail, sampled = before
+    if message.role != "assistant":
+        return Step(extend(key, message), parent, tail, sampled)
+    said = visible(edits.normal(message))
+    turn = recognise(key, message, said, known, edits)
+    if turn is not None:
+        # However it was edited, it is what we recorded: the chain goes on from that.
+        said = known.said(turn)
+    if turn is not None and known.place(turn) == key:
+        # Same place: the history before it is what this turn was sampled after.
+        parent, tail, sampled = turn, index + 1, {}
+    elif turn is not None:
+        sampled = {**sampled, index: turn}
+    return Step(extend_said(key, said), parent, tail, sampled)
 
 
 def recognise(key: Key, message: Message, said: bytes, known: Known, edits: Edits) -> int | None:

@@ -77,7 +77,8 @@ class Simulation:
         """Of each group that was trained: in versions, and in optimizer steps."""
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._order = 0
-        self._n: dict[tuple[str, int], int] = {}
+        self.lines_said: dict[tuple[str, int], int] = {}
+        """(writer, incarnation) -> how many lines."""
         self._news = False
         self._job: dict[str, Job] = {}
         self._work: dict[str, float] = {}
@@ -134,8 +135,8 @@ class Simulation:
     # ---- the ledger ----
 
     def say(self, writer: str, incarnation: int, event: ev.Event) -> int:
-        n = self._n.get((writer, incarnation), 0)
-        self._n[writer, incarnation] = n + 1
+        n = self.lines_said.get((writer, incarnation), 0)
+        self.lines_said[writer, incarnation] = n + 1
         line = Line(writer, incarnation, n, self.now, event)
         fold(self.state, line)
         self.decider.folded(writer, event)

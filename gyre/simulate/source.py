@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gyre.errors import UserError
+from gyre.ledger.layout import find_run
+from gyre.ledger.view import LedgerView
 from gyre.recipe.load import load_recipe
 from gyre.recipe.schema import Recipe
 from gyre.recipe.units import format_seconds
@@ -45,6 +47,8 @@ def find_source(what: str, overrides: Sequence[str]) -> Source:
     """Raises UserError."""
     path = Path(what)
     if not path.is_file():
+        if path.suffix == ".toml":
+            raise UserError(f"{path} does not exist")
         return of_run(what, overrides)
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -56,17 +60,17 @@ def find_source(what: str, overrides: Sequence[str]) -> Source:
 
 
 def of_run(name: str, overrides: Sequence[str]) -> Source:
-    from gyre.views.runs import open_run
-
-    opened = open_run(name)
-    workload, groups = recorded_workload(opened.state, opened.recipe, opened.run.name)
+    run = find_run(name)
+    recipe, view = load_recipe(run.recipe, folders=False), LedgerView(run)
+    view.poll()
+    workload, groups = recorded_workload(view.state, recipe, run.name)
     changed = override(workload, overrides)
     if changed.group.executions != workload.group.executions:
         raise UserError(f"group.executions: the groups of {name} have {workload.group.executions} executions")
-    own = opened.recipe.schedule
+    own = recipe.schedule
     split = f" with {own.training_cells} training cells" if own.mode == "async" else ""
-    took = format_seconds(round(measured_seconds(opened.state)))
-    return Source(changed, groups, (f"{opened.run.name} itself took {took}, {own.mode}{split}",))
+    took = format_seconds(round(measured_seconds(view.state)))
+    return Source(changed, groups, (f"{run.name} itself took {took}, {own.mode}{split}",))
 
 
 def of_recipe(recipe: Recipe, overrides: Sequence[str]) -> Source:

@@ -35,7 +35,7 @@ def unit_of(hours: float) -> tuple[str, float]:
 def _table(study: Study, rows: list[Row], cells: str, least: float) -> Table:
     unit, per_hour = unit_of(least)
     table = Table(
-        title=f"{study.workload}: {study.steps} steps, {cells} cells, {study.seeds} seeds;"
+        title=f"{study.workload}: {study.steps} steps, {cells} cells, {study.seeds} seed{'s'[: study.seeds > 1]};"
         f" bound {least * per_hour:.2f} {unit}",
         title_justify="left",
         box=None,

@@ -1,6 +1,8 @@
 """The table of elastic against colocate and async on the public workloads, next to what it should reach.
 
-    python tests/bench/bench_simulate.py [--seeds 10] [NAME ...]
+    python tests/bench/bench_simulate.py [--seeds 10] [NAME[:PHI] ...]      the table
+    python tests/bench/bench_simulate.py --ablations [--seeds 3] [NAME ...]
+    python tests/bench/bench_simulate.py --speed                            lines a second of CPU time
 
 The workloads were fitted to published ratios: reaching them shows that the ratios are attainable, no more.
 """
@@ -10,8 +12,11 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
+from statistics import median
 
-from gyre.simulate.study import Row, Study, study
+from gyre.simulate.jobs import Drawn
+from gyre.simulate.simulation import Plan, Simulation
+from gyre.simulate.study import Row, Study, drawn, measure, study
 from gyre.simulate.text import name_of
 from gyre.simulate.workload import load_workload
 
@@ -37,8 +42,17 @@ CASES = [
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--ablations", action="store_true")
+    parser.add_argument("--speed", action="store_true")
     parser.add_argument("cases", nargs="*", help="NAME or NAME:PHI")
     options = parser.parse_args()
+    if options.speed:
+        speed()
+        return
+    if options.ablations:
+        for name in options.cases or ("repo-122b", "repo-2400b"):
+            ablations(name, options.seeds)
+        return
     for name, phi in CASES:
         if options.cases and name not in options.cases and f"{name}:{phi}" not in options.cases:
             continue
@@ -46,6 +60,62 @@ def main() -> None:
         began = time.perf_counter()
         found = study(workload, ["elastic", "elastic-probe", "colocate", "async"], [], options.seeds)
         show(name, phi, found, time.perf_counter() - began)
+
+
+ABLATIONS: dict[str, list[str]] = {
+    "as it is": [],
+    "strict order of groups": ["schedule.max_overtake=0"],
+    "switches x10": ["cells.to_training=85.2", "cells.to_rollout=34.6"],
+    "no switch time": ["cells.to_training=0", "cells.to_rollout=0"],
+    "C_e thought half": ["schedule.room=0.5"],
+    "C_e thought double": ["schedule.room=2.0"],
+    "a cell lost every 100 h": ["failures.between=100h"],
+    "ledger latency 1 s": ["cells.latency=1"],
+}
+"""Elastic, with one thing changed."""
+
+
+def ablations(name: str, seeds: int) -> None:
+    usual = 0.0
+    path = WORKLOADS / f"{name}.toml"
+    changes = {**ABLATIONS, **{f"{count} cells of the same nodes": _cells(path, count) for count in (2, 4, 8, 16)}}
+    changes["whole batches"] = []
+    for what, settings in changes.items():
+        workload = load_workload(path, settings)
+        plan = Plan("elastic", streaming=what != "whole batches")
+        found = measure(workload, plan, [drawn(workload, seed) for seed in range(seeds)])
+        usual = usual or found.seconds
+        work = median(trial.lost_work / trial.work for trial in found.trials)
+        print(
+            f"{name}: {what:28} {found.seconds / 3600.0:7.2f} h  {found.seconds / usual:.3f}x  lost {work:.2%}",
+            flush=True,
+        )
+
+
+def _cells(path: Path, count: int) -> list[str]:
+    """As many nodes in another number of cells: each carries its share, and trains at its share of the speed."""
+    workload = load_workload(path)
+    part = workload.cells.count / count
+    return [
+        f"cells.count={count}",
+        f"cells.executions_per_cell={round(workload.cells.executions_per_cell * part)}",
+        f"training.work={workload.training.work / part}",
+        f"training.microstep={workload.training.microstep / part}",
+    ]
+
+
+def speed() -> None:
+    for name in ("repo-122b", "repo-2400b"):
+        workload = load_workload(WORKLOADS / f"{name}.toml")
+        for plan in (Plan("elastic"), Plan("colocate"), Plan("async", 4 if workload.cells.count > 4 else 1)):
+            began = time.process_time()
+            done = Simulation(workload, Drawn(workload, 0), plan).run()
+            seconds = time.process_time() - began
+            lines = sum(done.lines_said.values())
+            print(
+                f"{name} {plan.mode}: {seconds:.2f} s of CPU, {done.events / seconds:.0f} events/s,"
+                f" {lines / seconds:.0f} journal lines/s, {done.executions} executions"
+            )
 
 
 def show(name: str, phi: int, found: Study, seconds: float) -> None:

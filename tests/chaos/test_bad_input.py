@@ -101,7 +101,8 @@ def test_a_name_that_is_taken_is_not_taken_over(tmp_path: Path) -> None:
     (home / "mine" / "keep").write_text("this")
     model = tmp_path / "model"
     model.mkdir()
-    (model / "config.json").write_text("{}")
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (model / name).write_text("{}")
     done = subprocess.run(
         gyre("submit", str(RECIPE), "--local", "--name", "mine", SET, f"model.path={model}", SET, 'model.build=""'),
         cwd=ROOT,
@@ -114,3 +115,14 @@ def test_a_name_that_is_taken_is_not_taken_over(tmp_path: Path) -> None:
     assert done.returncode == 2, done.stderr
     assert "exists already" in done.stderr
     assert [path.name for path in (home / "mine").iterdir()] == ["keep"]
+
+
+@pytest.mark.parametrize("absent", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_model_folder_that_lacks_a_part(tmp_path: Path, absent: str) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in {"config.json", "model.safetensors", "tokenizer.json"} - {absent}:
+        (model / name).write_text("{}")
+    words = submit(tmp_path / "runs", RECIPE, SET, f"model.path={model}", SET, 'model.build=""')
+    assert "model.path" in words
+    assert absent.removeprefix("model") in words

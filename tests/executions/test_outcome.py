@@ -27,7 +27,7 @@ FINISHED = ExitStatus(code=0)
         ({"exit": ExitStatus(signal=9, limit="disk")}, GOOD, Verdict("graded", "limit_disk", 0.75)),
         ({"exit": ExitStatus(timed_out=True)}, GOOD, Verdict("graded", "harness_timeout", 0.75)),
         ({"overall_timeout": True, "exit": ExitStatus(timed_out=True)}, GOOD, Verdict("excluded", "overall_timeout")),
-        ({"server_error": True}, GOOD, Verdict("retry", "server_error")),
+        ({"server_error": True, "exit": ExitStatus(code=3)}, GOOD, Verdict("retry", "server_error")),
         ({"sandbox_error": "bwrap"}, None, Verdict("retry", "sandbox_failed")),
         ({"exit": ExitStatus(signal=9, limit="memory")}, None, Verdict("retry", "out_of_memory")),
         ({"model_calls": 0}, GOOD, Verdict("excluded", "no_model_call")),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from gyre.proxy.capture import Limits
 from gyre.proxy.dialects.chat import Chat
+from gyre.proxy.matching import Trails, match
 from gyre.proxy.tree import CallTree, common_prefix
 
 CHAT = Chat()
@@ -48,6 +49,10 @@ class Harness:
         rows = len(self.world.sink.rows)
         body = json.dumps({"messages": self.history}).encode()
         request = CHAT.read(body)
+        capture = self.world.capture
+        walk = (request.conversation, "main", capture._turns, self.world.rules)
+        # Going on from the last walk finds what a walk from the start finds.
+        assert match(*walk, capture._trails) == match(*walk, Trails())
         call = self.world.capture.begin(request, body, {})
         reply = await call.reply
         self.world.capture.settle(call, True)

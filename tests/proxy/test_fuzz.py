@@ -230,6 +230,7 @@ def test_hostile_requests(new_world, renderer, requests, harness):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @settings(max_examples=500, deadline=None, suppress_health_check=QUIET)
 @given(requests=st.lists(REQUEST, min_size=15, max_size=40), harness=HARNESSES)
 def test_ten_thousand_hostile_requests(new_world, renderer, requests, harness):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -218,17 +219,59 @@ async def test_side_calls_are_auxiliary_and_never_trained(harness):
     check(harness.world, rows, {1: "auxiliary", 2: "auxiliary"})
 
 
-async def test_a_byte_identical_retry_is_one_turn(harness):
-    harness.world.engine.say(said(BASH))
-    first = await harness.send()
-    harness.world.capture._calls[harness.world.sink.rows[0].request_digest].delivered = False
-    second = await harness.send()
-    assert first == second
-    harness.take(second)
-    harness.results(second, "ok")
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_left_and_its_byte_identical_retry_are_one_turn(harness, stream):
+    gate = asyncio.Event()
+    harness.world.engine.say(said(BASH), gate=gate)
+    leaving = asyncio.ensure_future(harness.send(stream=stream))
+    await harness.world.engine.started.wait()
+    leaving.cancel()
+    await asyncio.wait({leaving})
+    gate.set()
+    async with asyncio.timeout(10):
+        while len(harness.world.sink.rows) < 2:
+            await asyncio.sleep(0.005)
+    assert [row.status for row in harness.world.sink.rows] == ["committed", "undelivered"]
+    answer = await harness.send(stream=False)
+    if stream:
+        # Another way of delivery is another request: it samples a sibling.
+        assert harness.world.capture.stats.replayed == 0
+        harness.take(answer)
+        check(harness.world, [MAIN, Row("main", 0, "part")], {0: "undelivered"})
+        return
+    assert harness.world.capture.stats.replayed == 1
+    harness.take(answer)
+    harness.results(answer, "ok")
     await harness.ask(said(text="Done."))
     check(harness.world, [MAIN, NEXT])
-    assert harness.world.capture.stats.replayed == 1
+
+
+async def test_compaction_of_a_sub_agent(harness):
+    await harness.ask(said(call("Agent", prompt="Find the bug.")))
+    agent = harness.thread(**{"x-claude-code-agent-id": "a7"})
+    agent.system = "You search."
+    agent.user("Find the bug.")
+    inner = await agent.ask(said(BASH))
+    agent.results(inner, "found")
+    kept = agent.history[-2:]
+    agent.history = [*agent.history[:1], {"role": "user", "content": f"{SUMMARY_MARKER}. Summarise."}]
+    await agent.ask(said(text="All is known."))
+    agent.history = [{"role": "user", "content": "Summary: all is known."}, *kept]
+    inner = await agent.ask(said(WRITE))
+    agent.results(inner, "ok")
+    await agent.ask(said(text="In a.py."))
+    thread = "agent-a7"
+    rows = check(
+        harness.world,
+        [
+            MAIN,
+            Row("sub-agent", 0, "part", thread),
+            Row("sub-agent-summary", 1, "part", thread),
+            Row("sub-agent", 1, "part", thread),
+            Row("sub-agent", 3, "whole", thread),
+        ],
+    )
+    assert any(rows[3].context[i : i + len(rows[1].output)] == rows[1].output for i in range(len(rows[3].context)))
 
 
 async def test_an_over_long_prompt_changes_nothing(harness):

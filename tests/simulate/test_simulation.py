@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gyre.ledger import events as ev
 from gyre.simulate.bound import bound
-from gyre.simulate.jobs import Drawn
+from gyre.simulate.jobs import Drawn, Job
 from gyre.simulate.simulation import Plan, Simulation
 from gyre.simulate.study import trial
 from tests.simulate.tiny import Given, tiny
@@ -135,6 +135,18 @@ def test_the_same_seed_gives_the_same_lines() -> None:
     assert runs[0].lines == runs[1].lines
     other = Simulation(workload, Drawn(workload, 6), Plan("elastic"), seed=6, keep=True).run()
     assert other.lines != runs[0].lines
+
+
+def test_an_excluded_execution_trains_nothing_and_a_group_with_too_few_is_void() -> None:
+    class Half:
+        def group(self, number: int) -> list[Job]:
+            return [Job(100.0, 30.0, graded=number == 0 or index == 0) for index in range(4)]
+
+    workload = tiny("steps=1", "group.groups_per_step=2", "training.microstep=10")
+    done = Simulation(workload, Half(), Plan("elastic")).run()
+    assert done.packing.total == 120.0
+    assert [c.void for c in done.state.steps[1].consumed] == [False, True]
+    assert bound(workload, Half()).seconds <= done.seconds
 
 
 def test_strict_order_is_slower_than_completion_order() -> None:

@@ -112,5 +112,7 @@ def test_wrong_modes_and_counts_are_refused() -> None:
         parse_cells("4,x")
     with pytest.raises(UserError, match="one cell or more"):
         parse_cells("0")
+    with pytest.raises(UserError, match=r"nosuch.toml does not exist"):
+        find_source("nosuch.toml", [])
     with pytest.raises(UserError, match="two cells or more"):
         study(tiny(), ["async"], [1], seeds=1)

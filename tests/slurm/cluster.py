@@ -107,7 +107,10 @@ class Submitted:
 
         def told() -> bool:
             opened.view.poll()
-            return condition(opened)
+            if condition(opened):
+                return True
+            assert opened.state.ended is None, f"the run ended before: {what}\n{self.explain()}"
+            return False
 
         wait(told, what, seconds, self.explain)
         return opened

@@ -13,6 +13,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 Make = Callable[..., Submitted]
 STEPS = 4
+MANY = 24
+"""So that the run still goes on when Slurm has noticed the loss of a node."""
 
 
 def host(run: OpenRun, name: str) -> str:
@@ -68,17 +70,17 @@ def test_the_loss_of_the_batch_node_requeues_the_job(cluster: Cluster, submitted
 @pytest.mark.parametrize("node", ["gpu1", "gpu2"])
 def test_the_loss_of_a_cells_node_leaves_the_others_going(cluster: Cluster, submitted: Make, node: str) -> None:
     """The core moves to the node that is left; the satellite gets another node, in a job of its own."""
-    run = submitted("train.steps=8").submit()
+    run = submitted(f"train.steps={MANY}").submit()
     run.wait_for_step(1)
     cluster.call("kill", node)
     opened = run.wait_for(lambda run: host(run, "cell-1") in ("gpu3", "gpu4"), "cell-1 has another node")
     assert host(opened, "cell-0") == ("gpu2" if node == "gpu1" else "gpu1")
-    finished(run, 8)
+    finished(run, MANY)
     assert run.opened.job.attempt == 1
 
 
 def test_a_workers_node_that_comes_back_has_its_worker_again(cluster: Cluster, submitted: Make) -> None:
-    run = submitted("train.steps=8").submit()
+    run = submitted(f"train.steps={MANY}", 'slurm.cpu.extra=["--exclusive"]').submit()
     run.wait_for_step(1)
     cluster.call("kill", "cpu2")
     guest = run.opened.run.launch / "guest-worker-1"
@@ -87,7 +89,7 @@ def test_a_workers_node_that_comes_back_has_its_worker_again(cluster: Cluster, s
     cluster.call("start", "cpu2")
     run.wait_for(lambda opened: max(opened.state.opened["worker-1"]) > before, "worker-1 is back")
     assert host(run.opened, "worker-1") == "cpu2"
-    finished(run, 8)
+    finished(run, MANY)
 
 
 @pytest.mark.parametrize("name", ["processor", "scheduler", "worker-1", "cell-0", "cell-1"])
@@ -101,11 +103,11 @@ def test_a_step_that_is_cancelled_starts_again(cluster: Cluster, submitted: Make
 
 
 def test_cells_of_another_job_join_and_may_go_at_any_time(cluster: Cluster, submitted: Make) -> None:
-    run = submitted("train.steps=6").submit()
+    run = submitted(f"train.steps={MANY}").submit()
     run.wait_for_step(1)
     said = run.gyre("join", "--cells", "1", "--partition", "spot")
     guest = said.split()[-1]
     run.wait_for(lambda opened: any(c.training[0] for c in opened.state.cells.get("cell-2", {}).values()), "it trains")
     cluster.slurm("scancel", guest)
-    finished(run, 6)
+    finished(run, MANY)
     assert "cell-2" in {cell["name"] for cell in run.status()["cells"]}

@@ -84,8 +84,9 @@ def test_a_users_mistake_in_the_job_is_the_reason_of_its_failure(cluster: Cluste
 def test_what_slurm_refuses_is_shown_in_its_words(cluster: Cluster, submitted: Make) -> None:
     run = submitted("slurm.gpu.partition=nowhere")
     said = run.gyre("submit", str(run.recipe), *run.settings, code=1)
-    assert said.startswith("gyre: ")
-    assert "invalid partition specified: nowhere" in said
+    assert said.startswith("gyre: sbatch: error: invalid partition specified: nowhere")
+    assert said.count("\n") == 1
+    assert list(run.home.iterdir()) == []
 
 
 def test_two_runs_at_once_on_the_same_nodes(cluster: Cluster, submitted: Make) -> None:

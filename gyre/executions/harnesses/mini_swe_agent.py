@@ -12,8 +12,7 @@ from gyre.executions.harnesses.install import INSIDE, PYTHON
 from gyre.executions.harnesses.packaged import Packaged
 
 _RUN = (
-    "import runpy, sys; "
-    f"sys.path.insert(0, {INSIDE!r}); sys.argv[0] = 'mini'; sys.dont_write_bytecode = True; "
+    "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); sys.argv[0] = 'mini'; sys.dont_write_bytecode = True; "
     "runpy.run_module('minisweagent.run.mini', run_name='__main__')"
 )
 TRAJECTORY = "/logs/agent/mini-swe-agent.traj.json"
@@ -32,7 +31,7 @@ class MiniSweAgentHarness(Packaged):
         free = ("--yolo", "--exit-immediately", "--cost-limit", "0")
         options = (*free, "-m", f"openai/{request.model}", "-o", TRAJECTORY)
         chosen = [word for config in configs for word in ("-c", config)]
-        return (PYTHON, "-I", "-c", _RUN, *options, *chosen, "-t", request.task.instruction)
+        return (PYTHON, "-I", "-c", _RUN, INSIDE, *options, *chosen, "-t", request.task.instruction)
 
     def environment(self, request: LaunchRequest) -> dict[str, str]:
         url = f"http://127.0.0.1:{request.port}/v1"
