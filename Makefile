@@ -13,7 +13,11 @@ quickstart: $(STAMP)
 test: $(STAMP) lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow"
 
+HARNESSES := claude-code@2.1.220 claude-code@2.1.332 codex@0.171.0 qwen-code@0.15.10 \
+	opencode@1.18.33 mini-swe-agent@2.4.6
+
 test-slow: $(STAMP)
+	for harness in $(HARNESSES); do $(BIN)/gyre harness install $$harness; done
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 900
 
 lint: $(STAMP)

@@ -68,6 +68,8 @@ class ExecutionRequest(Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
     max_turns: int = 200
     max_tokens: int = 0
+    context: int = 0
+    """Longest sequence that the model takes, in tokens; 0: not told to the harness."""
     environment: dict[str, str] = field(default_factory=dict)
     grader_attempts: int = 2
     keep: Keep = "none"
@@ -149,6 +151,7 @@ class _Run:
                     model=request.model,
                     max_turns=request.max_turns,
                     max_tokens=request.max_tokens,
+                    context=request.context,
                     environment=request.environment,
                 )
             )

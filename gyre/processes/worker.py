@@ -252,6 +252,7 @@ class Worker(Process):
             ),
             max_turns=recipe.harness.max_turns,
             max_tokens=recipe.harness.max_tokens,
+            context=recipe.rollout.context,
             environment=recipe.harness.environment,
             grader_attempts=recipe.tasks.grader_attempts,
             keep=recipe.sandbox.keep_workspaces,

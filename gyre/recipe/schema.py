@@ -24,7 +24,7 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Script (relative to the recipe) that builds the model into the user's cache folder."""
     build_arguments: list[str] = field(default_factory=list)
     """More arguments for the build script."""
-    template: Literal["qwen3"] = "qwen3"
+    template: Literal["qwen3", "qwen3-coder", "qwen3.5", "llama3"] = "qwen3"
     """Family of the chat template: how tails are rendered and tool calls parsed."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Of the trained weights; optimizer and gradients are float32."""

@@ -107,7 +107,7 @@ class Harness:
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(steps=STEPS, model=st.sampled_from(["tiny", "hybrid", "thinking"]))
+@given(steps=STEPS, model=st.sampled_from(["tiny", "hybrid", "thinking", "coder", "qwen3.5"]))
 def test_rows_reconstruct_what_was_sent(new_world, renderers, steps, model):
     async def play() -> None:
         world = new_world(renderers[model], Limits(context=100_000, max_tokens=200, siblings=100))
