@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import psutil
 import pytest
 
 from gyre.views.runs import OpenRun
@@ -92,14 +93,35 @@ def test_a_workers_node_that_comes_back_has_its_worker_again(cluster: Cluster, s
     finished(run, MANY)
 
 
-@pytest.mark.parametrize("name", ["processor", "scheduler", "worker-1", "cell-0", "cell-1"])
-def test_a_step_that_is_cancelled_starts_again(cluster: Cluster, submitted: Make, name: str) -> None:
+def test_a_step_that_is_cancelled_starts_again(cluster: Cluster, submitted: Make) -> None:
     run = submitted(f"train.steps={STEPS}").submit()
     run.wait_for_step(1)
     steps = dict(line.split("|") for line in cluster.slurm("squeue", "-h", "-s", "-o", "%j|%i").splitlines())
-    cluster.slurm("scancel", steps[name])
+    cluster.slurm("scancel", steps["cell-0"])
+    run.wait_for(lambda opened: len(opened.state.opened["cell-0"]) >= 2, "cell-0 starts again")
+    finished(run)
+
+
+@pytest.mark.parametrize("name", ["processor", "scheduler", "worker-1", "cell-1"])
+def test_a_step_whose_guard_is_killed_starts_again(submitted: Make, name: str) -> None:
+    """The guard cannot say a word then: the step counts as lost, whatever status srun ends with."""
+    run = submitted(f"train.steps={STEPS}").submit()
+    run.wait_for_step(1)
+    guard(run, name).kill()
     run.wait_for(lambda opened: len(opened.state.opened[name]) >= 2, f"{name} starts again")
     finished(run)
+
+
+def guard(run: Submitted, name: str) -> psutil.Process:
+    """The process on the node, which has the step's daemon for a parent (its srun has the same words)."""
+    words = {"gyre.launch.slurm_step", str(run.opened.run.path), name}
+    found = [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if words <= set(process.info["cmdline"] or ()) and "srun" not in process.info["cmdline"][0]
+    ]
+    assert len(found) == 1, found
+    return found[0]
 
 
 def test_cells_of_another_job_join_and_may_go_at_any_time(cluster: Cluster, submitted: Make) -> None:
@@ -111,3 +133,14 @@ def test_cells_of_another_job_join_and_may_go_at_any_time(cluster: Cluster, subm
     cluster.slurm("scancel", guest)
     finished(run, MANY)
     assert "cell-2" in {cell["name"] for cell in run.status()["cells"]}
+
+
+def test_guests_that_are_preempted_come_back(cluster: Cluster, submitted: Make) -> None:
+    run = submitted(f"train.steps={MANY}").submit()
+    run.wait_for_step(1)
+    run.gyre("join", "--cells", "1", "--partition", "spot")
+    opened = run.wait_for(lambda opened: "cell-2" in opened.state.opened, "it has joined")
+    node = host(opened, "cell-2")
+    cluster.slurm("sbatch", "-p", "gpu", "-w", node, "--exclusive", "--output=/dev/null", "--wrap", "sleep 1")
+    run.wait_for(lambda opened: len(opened.state.opened["cell-2"]) >= 2, "it has joined again")
+    finished(run, MANY)
