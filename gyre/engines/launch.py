@@ -35,9 +35,7 @@ def write_keys(path: Path) -> dict[str, str]:
     return keys
 
 
-def reference_launch(
-    recipe: Recipe, model: Path, folder: Path, name: str, host: str = "127.0.0.1"
-) -> EngineLaunch:
+def reference_launch(recipe: Recipe, model: Path, folder: Path, name: str, host: str = "127.0.0.1") -> EngineLaunch:
     """The reference engine on `host`, on a port of its own choice."""
     port_file, key_file = folder / f"{name}.port", folder / name
     port_file.unlink(missing_ok=True)

@@ -197,12 +197,19 @@ class RunningBubblewrap:
             self.listener = socket.socket(fileno=fds[0])
         if message != b"r":
             raise SandboxFailure(f"bwrap failed: {await self._first_error()}")
-        # The launcher waits for our word, so its pid 1 cannot have ended: the number is still its own.
-        self._inner = ProcessEnd(_child_pid(info))
+        # The launcher waits for our word, so its pid 1 has not ended: the number is still its own. Unless somebody
+        # (the kernel, an administrator) killed it just now: then it was not the task's doing, and is tried again.
+        try:
+            self._inner = ProcessEnd(_child_pid(info))
+        except ProcessLookupError:
+            raise SandboxFailure("the sandbox was killed while it started") from None
         self._watchdog = asyncio.create_task(
             watch(self._inner.pid, self._spec.upper, self._spec.limits, self._over_limit)
         )
-        channel.send(b"g")
+        try:
+            channel.send(b"g")
+        except BrokenPipeError:
+            raise SandboxFailure("the sandbox was killed while it started") from None
 
     def _over_limit(self, limit: str) -> None:
         self._limit = limit

@@ -94,13 +94,21 @@ async def hold(run: RunFolder, names: list[str], allocation: Allocation) -> None
     supervisor = GuestSupervisor(run, names, allocation)
     work = asyncio.ensure_future(supervisor.supervise())
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
-        loop.add_signal_handler(number, work.cancel)
-    try:
-        await work
+    ended, warned = asyncio.Event(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    loop.add_signal_handler(signal.SIGUSR2, warned.set)
+    waiting = [asyncio.create_task(ended.wait()), asyncio.create_task(warned.wait())]
+    await asyncio.wait({work, *waiting}, return_when=asyncio.FIRST_COMPLETED)
+    if work.done():
+        work.result()
         say("the run is over")
-    except asyncio.CancelledError:
-        say("ended by Slurm")
+        return
+    work.cancel()
+    await asyncio.gather(work, return_exceptions=True)
+    say("ended by Slurm")
+    if not ended.is_set():
+        await ended.wait()  # an exit of our own would be the job's end: a preempted job is to come back
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import msgspec
 import pytest
 
 from gyre.errors import UserError
+from gyre.executions import bubblewrap
 from gyre.executions.bubblewrap import Bubblewrap, check_host
 from gyre.executions.ends import readable
 from gyre.executions.limits import MIB, Limits
@@ -206,6 +208,25 @@ async def test_a_broken_sandbox_is_a_sandbox_failure(lab: Any) -> None:
         await lab.sandbox.start(broken)
     with pytest.raises(SandboxFailure, match="cannot start bwrap"):
         await Bubblewrap("/no/bwrap").start(lab.spec("true"))
+
+
+async def test_one_that_is_killed_while_it_starts_is_a_sandbox_failure(
+    lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever kills it (the kernel, an administrator), the worker goes on and the execution is tried again."""
+    child_pid = bubblewrap._child_pid
+
+    def killed(info: int) -> int:
+        pid = child_pid(info)
+        fd = os.pidfd_open(pid)
+        signal.pidfd_send_signal(fd, signal.SIGKILL)
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)  # bwrap, which has buried its child
+        os.close(fd)
+        return pid
+
+    monkeypatch.setattr(bubblewrap, "_child_pid", killed)
+    with pytest.raises(SandboxFailure, match="killed while it started"):
+        await lab.start("exit 0")
 
 
 async def test_cancelled_start_leaves_nothing(lab: Any, live: Any) -> None:
