@@ -207,9 +207,10 @@ class Slurm(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Local(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Only for `gyre submit --local`."""
+    """The supervisor of a run, on one machine or inside a job."""
 
     workers: Positive = 1
+    """Workers of a run on one machine (--local)."""
     restarts: Natural = 20
     """Restarts of one process before the run fails."""
     liveness: Seconds = 30.0
