@@ -52,7 +52,8 @@ def test_a_disk_that_is_full_at_submission_leaves_no_run(drills: Callable[..., D
     fill(disk)
     model = disk.parent / "model"
     model.mkdir()
-    (model / "config.json").write_text("{}")
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (model / name).write_text("{}")
     drill = drills(home=disk, settings=(f"model.path={model}", 'model.build=""'))
     drill.start_submit()
     assert drill.end() == 1
