@@ -22,13 +22,14 @@ import gyre
 from gyre.errors import UserError
 from gyre.launch.orphans import adopt_orphans, bury, children_of, end_orphans
 from gyre.ledger import events as ev
+from gyre.ledger.identity import process_start, still_runs
 from gyre.ledger.job import read_job
 from gyre.ledger.journal import Journal
 from gyre.ledger.layout import RunFolder
 from gyre.ledger.liveness import LivenessWatch, read_counter
 from gyre.ledger.state import RunState
 from gyre.ledger.view import LedgerView
-from gyre.processes.base import EXIT_SCHEDULER_SILENT, process_start
+from gyre.processes.base import EXIT_SCHEDULER_SILENT
 from gyre.processes.children import EXIT_USER_ERRORS, Child
 from gyre.recipe.schema import Recipe
 
@@ -193,8 +194,6 @@ def reap(state: RunState) -> None:
         ended = state.processes_ended.get(name)
         if ended is not None and ended.pid == started.pid:
             continue
-        try:
-            if process_start(started.pid) == started.pid_start:
+        if still_runs(started.pid, started.pid_start):
+            with contextlib.suppress(ProcessLookupError):  # it went just now
                 os.killpg(started.pid, signal.SIGKILL)
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # it is gone

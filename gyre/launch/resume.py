@@ -15,11 +15,11 @@ import msgspec
 from gyre.errors import UserError
 from gyre.launch.control import request_resume
 from gyre.ledger.files import write_atomic
+from gyre.ledger.identity import still_runs
 from gyre.ledger.job import read_job, write_job
 from gyre.ledger.layout import RunFolder
 from gyre.ledger.liveness import read_counter
 from gyre.ledger.view import LedgerView
-from gyre.processes.base import process_start
 from gyre.recipe.load import dump_toml, load_recipe
 from gyre.recipe.schema import Recipe
 
@@ -56,10 +56,7 @@ def supervisor_of(run: RunFolder) -> int:
     newest = opened.get(max(opened, default=0))
     if newest is None or newest.host != socket.gethostname():
         return 0
-    try:
-        return newest.pid if process_start(newest.pid) == newest.pid_start else 0
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
+    return newest.pid if still_runs(newest.pid, newest.pid_start) else 0
 
 
 def moving_counters(run: RunFolder, sleep: Callable[[float], None]) -> list[str]:

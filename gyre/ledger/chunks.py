@@ -51,9 +51,6 @@ class ArraySpec:
         """Files of all chunks."""
         return {f"{self.key}/c." + ".".join(str(i) for i in index) for index in np.ndindex(*self.grid())}
 
-    def chunk_bytes(self) -> int:
-        return prod(self.chunk) * np.dtype(DTYPES[self.dtype]).itemsize
-
 
 @dataclass(frozen=True)
 class FileRecord:

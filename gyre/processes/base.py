@@ -23,6 +23,7 @@ import gyre
 from gyre.errors import UserError
 from gyre.ledger import events as ev
 from gyre.ledger.files import FULL, write_error
+from gyre.ledger.identity import process_start
 from gyre.ledger.job import Job, read_job
 from gyre.ledger.journal import Journal
 from gyre.ledger.layout import RunFolder
@@ -167,12 +168,6 @@ def _watch_stdin(loop: asyncio.AbstractEventLoop, gone: asyncio.Event) -> None:
         return  # the loop is closed: the process is at its end
     time.sleep(GRACE_SECONDS)
     os._exit(EXIT_PARENT_GONE)
-
-
-def process_start(pid: int | str = "self") -> float:
-    """Start time of a process in clock ticks since boot: with the pid it names one process for good."""
-    text = Path(f"/proc/{pid}/stat").read_text()
-    return float(text.rpartition(")")[2].split()[19])
 
 
 def arguments(description: str) -> argparse.ArgumentParser:

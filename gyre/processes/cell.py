@@ -18,6 +18,7 @@ from typing import Any
 from gyre.engines.errors import EngineError
 from gyre.ledger import events as ev
 from gyre.ledger.layout import RunFolder
+from gyre.ledger.orders import CELL_ORDERS
 from gyre.ledger.tail import Line
 from gyre.processes.base import EndProcess, Process, run_process
 from gyre.processes.children import Child, ChildDied, RankChild
@@ -28,17 +29,6 @@ log = logging.getLogger("gyre")
 
 RETRY_SECONDS = 0.2
 EXIT_RESTART = 75
-
-ORDERS = (
-    ev.LineageOrdered,
-    ev.TrainOrdered,
-    ev.ServeOrdered,
-    ev.Granted,
-    ev.OfferOrdered,
-    ev.MergeOrdered,
-    ev.FenceOrdered,
-    ev.CommitOrdered,
-)
 
 
 @dataclass(frozen=True)
@@ -84,7 +74,7 @@ class Cell(Process):
             event = line.event
             if isinstance(event, ev.RestartOrdered) and self._for_me(event):
                 raise EndProcess(EXIT_RESTART, f"ordered to restart: {event.reason}")
-            if (isinstance(event, ORDERS) and self._for_me(event)) or (
+            if (isinstance(event, CELL_ORDERS) and self._for_me(event)) or (
                 isinstance(event, ev.Merged | ev.Refused) and self._mine(event)
             ):
                 self.orders.append(event)

@@ -29,7 +29,7 @@ from gyre.executions.execution import (
 )
 from gyre.executions.harnesses import Harness, find_harness
 from gyre.executions.layers import remove_tree
-from gyre.executions.limits import Limits as SandboxLimits
+from gyre.executions.limits import recipe_limits
 from gyre.executions.sandbox import Sandbox, make_sandbox
 from gyre.executions.tasks import Task, load_tasks
 from gyre.ledger import events as ev
@@ -49,7 +49,6 @@ from gyre.proxy.template import load as load_renderer
 log = logging.getLogger("gyre")
 
 MODEL_NAME = "gyre"
-MEGABYTE = 1 << 20
 KEY_BYTES = 24
 ROOM_BYTES = 1 << 20
 """With less room than this where workspaces lie, what a harness or a grader met is ours, not theirs."""
@@ -244,12 +243,7 @@ class Worker(Process):
                 grader=recipe.tasks.grader_timeout,
                 execution=recipe.tasks.execution_timeout,
             ),
-            limits=SandboxLimits(
-                memory=recipe.sandbox.memory_mb * MEGABYTE,
-                processes=recipe.sandbox.processes,
-                disk=recipe.sandbox.disk_mb * MEGABYTE,
-                open_files=recipe.sandbox.open_files,
-            ),
+            limits=recipe_limits(recipe.sandbox),
             max_turns=recipe.harness.max_turns,
             max_tokens=recipe.harness.max_tokens,
             context=recipe.rollout.context,

@@ -36,16 +36,8 @@ def recorded_workload(state: RunState, recipe: Recipe, name: str) -> tuple[Workl
     workload = Workload(
         name=name,
         steps=recipe.train.steps if max(steps) >= recipe.train.steps else max(steps),
-        group=Group(
-            executions=recipe.group.executions,
-            groups_per_step=recipe.group.groups_per_step,
-            min_graded=recipe.group.min_graded,
-        ),
-        schedule=Schedule(
-            steps_per_burst=recipe.schedule.steps_per_burst,
-            lead_steps=recipe.schedule.lead_steps,
-            max_overtake=recipe.schedule.max_overtake,
-        ),
+        group=Group.of(recipe),
+        schedule=Schedule.of(recipe),
         cells=_cells(state, recipe, latency),
         executions=Executions(
             mean=fmean(seconds),

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from gyre.ledger import events as ev
 from gyre.ledger.fold import fold
+from gyre.ledger.orders import CELL_ORDERS
 from gyre.ledger.state import RunState, execution_names
 from gyre.scheduling.decide import DECISIONS
 from gyre.scheduling.settings import Settings
@@ -162,7 +163,7 @@ class Simulation:
 
     def _carry_out(self, order: ev.Event, n: int) -> None:
         """What an order sets going. Orders act after the ledger's latency."""
-        if isinstance(order, _CELL_ORDERS):
+        if isinstance(order, CELL_ORDERS):
             self._order_cell(order.cell, order.incarnation, order)
         elif isinstance(order, ev.Dispatched):
             self._soon(lambda: self._dispatch(order))
@@ -354,18 +355,6 @@ class Simulation:
     def _where(self) -> str:
         cells = ", ".join(f"{name} {cell.state}" for name, cell in self.cells.items())
         return f"step {self.decider.world().step}, {self.state.waterlevel} executions open, {cells}"
-
-
-_CELL_ORDERS = (
-    ev.LineageOrdered,
-    ev.TrainOrdered,
-    ev.ServeOrdered,
-    ev.Granted,
-    ev.OfferOrdered,
-    ev.MergeOrdered,
-    ev.FenceOrdered,
-    ev.CommitOrdered,
-)
 
 
 def settings_of(workload: Workload, plan: Plan) -> Settings:

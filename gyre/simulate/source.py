@@ -81,16 +81,8 @@ def of_recipe(recipe: Recipe, overrides: Sequence[str]) -> Source:
         Workload(
             name=recipe.name,
             steps=recipe.train.steps,
-            group=Group(
-                executions=recipe.group.executions,
-                groups_per_step=recipe.group.groups_per_step,
-                min_graded=recipe.group.min_graded,
-            ),
-            schedule=Schedule(
-                steps_per_burst=recipe.schedule.steps_per_burst,
-                lead_steps=recipe.schedule.lead_steps,
-                max_overtake=recipe.schedule.max_overtake,
-            ),
+            group=Group.of(recipe),
+            schedule=Schedule.of(recipe),
             cells=Cells(count=recipe.cells.count, executions_per_cell=recipe.rollout.executions_per_cell),
             executions=Executions(mean=usual, timeout=recipe.tasks.harness_timeout),
             training=Training(work=training, microstep=max(1.0, training / 3.0)),

@@ -16,7 +16,7 @@ from msgspec import Meta, Struct, field
 
 from gyre.errors import UserError
 from gyre.recipe.keys import known_keys, unknown_keys
-from gyre.recipe.schema import Natural, Positive, Seconds
+from gyre.recipe.schema import Natural, Positive, Recipe, Seconds
 from gyre.recipe.units import parse_seconds
 
 NonNegative = Annotated[float, Meta(ge=0.0)]
@@ -30,6 +30,11 @@ class Group(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """B"""
     min_graded: Positive = 2
 
+    @classmethod
+    def of(cls, recipe: Recipe) -> Group:
+        group = recipe.group
+        return cls(executions=group.executions, groups_per_step=group.groups_per_step, min_graded=group.min_graded)
+
 
 class Schedule(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     steps_per_burst: Positive = 1
@@ -40,6 +45,15 @@ class Schedule(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """0: groups are consumed strictly in the order of their dispatch."""
     room: Annotated[float, Meta(gt=0.0)] = 1.0
     """The C_e that the scheduler reckons with, as a multiple of the true one: what misjudging it costs."""
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Schedule:
+        schedule = recipe.schedule
+        return cls(
+            steps_per_burst=schedule.steps_per_burst,
+            lead_steps=schedule.lead_steps,
+            max_overtake=schedule.max_overtake,
+        )
 
 
 class Cells(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -192,10 +192,6 @@ class Trainer:
         """The live fp32 buffers; `freeze` gives copies that can be offered."""
         return self._gradients.buffers()
 
-    def gradients_staging(self) -> list[torch.Tensor]:
-        """New host buffers, not filled, of the form of a contribution: where a pull can land."""
-        return [torch.empty(buffer.shape, dtype=buffer.dtype) for buffer in self._gradients.buffers()]
-
     def freeze(self) -> FrozenGradients:
         """This cell's own sums as a contribution, at a micro-step boundary."""
         return self._gradients.freeze()

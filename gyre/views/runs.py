@@ -9,6 +9,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from gyre.ledger.identity import still_runs
 from gyre.ledger.job import Job, read_job
 from gyre.ledger.layout import RunFolder, find_run
 from gyre.ledger.state import RunState
@@ -54,8 +55,4 @@ def supervised(state: RunState, job: Job) -> bool:
     newest = opened[max(opened)]
     if newest.host != socket.gethostname():
         return True
-    try:
-        stat = Path(f"/proc/{newest.pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return float(stat.rpartition(")")[2].split()[19]) == newest.pid_start
+    return still_runs(newest.pid, newest.pid_start)

@@ -12,12 +12,12 @@ import pytest
 from gyre.launch.local import Supervisor, reap
 from gyre.ledger import events as ev
 from gyre.ledger.files import write_atomic
+from gyre.ledger.identity import process_start
 from gyre.ledger.job import Job, write_job
 from gyre.ledger.journal import create_index
 from gyre.ledger.layout import RunFolder
 from gyre.ledger.state import RunState
 from gyre.ledger.tail import JournalTail
-from gyre.processes.base import process_start
 from gyre.processes.children import Child
 from gyre.recipe.load import load_recipe
 

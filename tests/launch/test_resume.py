@@ -12,10 +12,10 @@ import pytest
 from gyre.errors import UserError
 from gyre.launch.resume import prepare_resume
 from gyre.ledger import events as ev
+from gyre.ledger.identity import process_start
 from gyre.ledger.job import read_job
 from gyre.ledger.journal import Journal
 from gyre.ledger.liveness import Heartbeat
-from gyre.processes.base import process_start
 from gyre.recipe.load import load_recipe
 from gyre.views.runs import read_run
 from tests.launch.test_local import make_run
