@@ -27,7 +27,7 @@ COMMANDS: dict[str, str] = {
     "replay": "Train again from the recorded shards, without rollout.",
     "simulate": "What a run would take, in each mode, with how many cells.",
     "verify": "Audit a run's ledger.",
-    "export": "A step's weights as a Hugging Face folder.",
+    "export": "A step's weights as a Hugging Face folder, or executions as ATIF.",
     "tasks": "Check task folders.",
     "doctor": "Check this machine.",
     "harness": "Install and list harnesses.",
