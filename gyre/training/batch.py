@@ -27,11 +27,11 @@ Float32 = npt.NDArray[np.float32]
 class MicroStepBatch:
     """T packed tokens, M targets, S samples: what the trainer reads of a micro-step.
 
-    tokens, positions, segments: int32 (T,); segments number the paths 0, 1, ...; -1 is padding, at the end
-    only. parents: int32, empty, or of each segment the one that it goes on from (-1: none). target_rows, target_tokens, samples: int32 (M,): the row whose hidden state predicts the target, the
-    target, its sample. behaviour_logprobs: float32 (M,), as recorded at the sample's temperature.
-    advantages, weights, temperatures: float32 (S,); weight = L_j / sum L within the execution, zero for
-    padding.
+    tokens, positions, segments: int32 (T,); segments number the runs of rows 0, 1, ...; -1 is padding, at the end
+    only. parents: int32, empty, or of each segment the one that it goes on from (-1: none). target_rows,
+    target_tokens, samples: int32 (M,): the row whose hidden state predicts the target, the target, its sample.
+    behaviour_logprobs: float32 (M,), as recorded at the sample's temperature. advantages, weights, temperatures:
+    float32 (S,); weight = L_j / sum L within the execution, zero for padding.
     """
 
     tokens: Int32

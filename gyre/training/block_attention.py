@@ -36,7 +36,7 @@ def attend(
     """q (1, heads, T, d), k and v (1, kv heads, T, d) -> (1, heads, T, d), masked by the tree; padding comes out as
     zero."""
     mask = _block_mask(packing, q.size(2), q.device)
-    attention: Callable[..., Any] = _compiled() if compiled else flex_attention
+    attention: Any = _compiled() if compiled else flex_attention
     out: torch.Tensor = attention(q, k, v, block_mask=mask, scale=scale, enable_gqa=q.size(1) != k.size(1))
     return out
 

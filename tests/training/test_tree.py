@@ -19,7 +19,6 @@ from gyre.objective.surrogate import OBJECTIVES
 from gyre.training import block_attention
 from gyre.training.attention import Packing, SegmentAttention
 from gyre.training.batch import MicroStepBatch
-
 from tests.training.forked import forked, packed, place_of_targets
 
 BOUND = 400
