@@ -1,4 +1,4 @@
-"""A run of a mixture of experts, whole: rollout by the reference engine, training in one cell, audit, replay, export."""
+"""A whole run of a mixture of experts: rollout by the reference engine, training in one cell, audit, replay, export."""
 
 from __future__ import annotations
 
