@@ -6,8 +6,7 @@ from collections import defaultdict
 from typing import Any
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from gyre.ledger.microsteps import MicroStep
 from gyre.trajectory.blocks import blocks_of
