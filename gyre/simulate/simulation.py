@@ -17,9 +17,9 @@ from gyre.ledger.fold import fold
 from gyre.ledger.orders import CELL_ORDERS
 from gyre.ledger.state import RunState, execution_names
 from gyre.scheduling.decide import DECISIONS
+from gyre.scheduling.decider import Decider, Decision
 from gyre.scheduling.settings import Settings
 from gyre.simulate.cell import SimulatedCell, Surroundings
-from gyre.simulate.index import Decider, Decision
 from gyre.simulate.jobs import Job, Jobs
 from gyre.simulate.packing import Packing
 from gyre.simulate.policies import START_RULES
@@ -29,6 +29,7 @@ from gyre.simulate.workload import Workload
 WORKER = "worker-0"
 PHASE_TIMEOUT = 600.0
 MANY = 1 << 30
+ANSWERS = (ev.Merged, ev.Refused)
 TOKENS = 1000.0
 """Tokens sampled for each cell-second of training: only their proportions matter."""
 
@@ -144,7 +145,7 @@ class Simulation:
         self._news = True
         if self.lines is not None:
             self.lines.append(line)
-        if isinstance(event, ev.Merged | ev.Refused):
+        if isinstance(event, ANSWERS):
             cell = self.cells[event.source]
             if cell.incarnation == event.source_incarnation:
                 self._order_cell(event.source, event.source_incarnation, event)
