@@ -7,6 +7,7 @@ scheduler's decisions are those of `scheduling/`. Invariant: the same workload, 
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from gyre.simulate.jobs import Job, Jobs
 from gyre.simulate.packing import Packing
 from gyre.simulate.policies import START_RULES
 from gyre.simulate.rollout import Ended, Rollout
+from gyre.simulate.turns import TurnRollout
 from gyre.simulate.workload import Workload
 
 WORKER = "worker-0"
@@ -88,7 +90,9 @@ class Simulation:
         self._since: dict[str, tuple[object, float]] = {}
         self._dead: set[str] = set()
         rule = START_RULES["probe" if plan.probing else "order"]
-        self.rollout = Rollout(workload.cells, self.settings.cells, rule, self._alarm)
+        cells = self.settings.cells
+        self._turns = TurnRollout(workload.cells, workload.turns, cells, rule, seed) if workload.turns.seconds else None
+        self.rollout = self._turns or Rollout(workload.cells, cells, rule, self._alarm)
         self.packing = Packing(workload.training.microstep, plan.streaming)
         around = Surroundings(
             say=self.say,
@@ -120,6 +124,8 @@ class Simulation:
             self._decide()
             if self.state.ended is not None:
                 break
+            if self._turns is not None and self._take_turns(self._turns):
+                continue
             if not self._queue:
                 raise RuntimeError(f"deadlock at {self.now:.0f} s: {self._where()}")
             self.now = self._queue[0][0]
@@ -127,6 +133,15 @@ class Simulation:
                 self.events += 1
                 heapq.heappop(self._queue)[2]()
         return self
+
+    def _take_turns(self, turns: TurnRollout) -> bool:
+        """Turns up to the next event of another kind. Has an execution ended before it?"""
+        self.now, ended = turns.run(self._queue[0][0] if self._queue else math.inf)
+        for each in ended:
+            self._finished(each, each.running.job.timed_out)
+        if ended:
+            self._admit()
+        return bool(ended)
 
     @property
     def seconds(self) -> float:
