@@ -175,6 +175,8 @@ class Simulation:
             for order in orders:
                 n = self.say("scheduler", 1, order)
                 self._carry_out(order, n)
+            if self.decider.waiting:  # what was ordered just now has not waited at all: measure again
+                self.decider.look(frozenset(self._dead), self._waiting())
         self._news = False
 
     def _carry_out(self, order: ev.Event, n: int) -> None:
@@ -360,13 +362,16 @@ class Simulation:
 
     def _look(self) -> None:
         """The scheduler's clock: who is dead, and how long each cell has been in its state."""
+        self.decider.look(frozenset(self._dead), self._waiting())
+        self._news = True
+
+    def _waiting(self) -> dict[str, float]:
         for name in self.settings.cells:
             found = self.state.cell(name)
             moment = (self.state.roles.get(name), found and (found.state, found.serving, found.training))
             if name not in self._since or self._since[name][0] != moment:
                 self._since[name] = (moment, self.now)
-        self.decider.look(frozenset(self._dead), {name: self.now - at for name, (_, at) in self._since.items()})
-        self._news = True
+        return {name: self.now - at for name, (_, at) in self._since.items()}
 
     def _where(self) -> str:
         cells = ", ".join(f"{name} {cell.state}" for name, cell in self.cells.items())
