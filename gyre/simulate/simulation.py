@@ -68,7 +68,7 @@ class Simulation:
         self.decider = Decider(self.state, self.settings, plan.decisions)
         self.lines: list[Line] | None = [] if keep else None
         self.now = 0.0
-        self.events = 0
+        self._acts = 0
         self.decisions = 0
         self.timed_out = 0
         self.executions = 0
@@ -130,7 +130,7 @@ class Simulation:
                 raise RuntimeError(f"deadlock at {self.now:.0f} s: {self._where()}")
             self.now = self._queue[0][0]
             while self._queue and self._queue[0][0] <= self.now:
-                self.events += 1
+                self._acts += 1
                 heapq.heappop(self._queue)[2]()
         return self
 
@@ -142,6 +142,15 @@ class Simulation:
         if ended:
             self._admit()
         return bool(ended)
+
+    @property
+    def events(self) -> int:
+        """Taken from the queue: ends of phases, micro-steps, executions, deadlines, and of generations and tools."""
+        return self._acts + (self._turns.events if self._turns is not None else 0)
+
+    @property
+    def calls(self) -> int:
+        return self._turns.calls if self._turns is not None else 0
 
     @property
     def seconds(self) -> float:
