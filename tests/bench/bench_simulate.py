@@ -3,7 +3,7 @@
     python tests/bench/bench_simulate.py [--seeds 10] [NAME[:PHI] ...]      the table
     python tests/bench/bench_simulate.py --ablations [--seeds 3] [NAME ...]
     python tests/bench/bench_simulate.py --speed                            events and lines a second of CPU time
-    python tests/bench/bench_simulate.py --scale                            192 nodes, 10,000 executions, 3 million calls
+    python tests/bench/bench_simulate.py --scale                            192 nodes, 3,000,000 calls
 
 The workloads were fitted to published ratios: reaching them shows that the ratios are attainable, no more.
 """
@@ -131,8 +131,8 @@ def timed(what: str, workload: Workload, plan: Plan) -> None:
     seconds = time.process_time() - began
     lines = sum(done.lines_said.values())
     print(
-        f"{what}: {done.seconds / 3600:.2f} h simulated in {seconds:.2f} s of CPU, {done.events / seconds:.0f} events/s,"
-        f" {lines / seconds:.0f} journal lines/s;"
+        f"{what}: {done.seconds / 3600:.2f} h simulated in {seconds:.2f} s of CPU,"
+        f" {done.events / seconds:.0f} events/s, {lines / seconds:.0f} journal lines/s;"
         f" {done.executions} executions, {done.calls} calls, {done.events} events, {lines} lines",
         flush=True,
     )
