@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import gyre
+from gyre.engines.sglang.install import interpreter
 from gyre.errors import UserError
 from gyre.executions.harnesses import find_harness
 from gyre.executions.tasks import load_tasks
@@ -69,7 +70,6 @@ def refuse_unbuilt(recipe: Recipe) -> None:
     """What the recipe may say and this version does not do. Raises UserError naming the key."""
     ranks = recipe.train.tensor_parallel * recipe.train.pipeline_parallel * recipe.train.data_parallel
     refusals = {
-        'rollout.engine = "sglang": this version serves with the reference engine': recipe.rollout.engine == "sglang",
         "train.*_parallel: this version runs one trainer rank a cell": ranks * recipe.train.expert_parallel != 1,
         'trajectory.packing = "tree": this version packs paths': recipe.trajectory.packing == "tree",
         "trajectory.record: this version records turns only": bool(recipe.trajectory.record),
@@ -83,6 +83,8 @@ def refuse_unbuilt(recipe: Recipe) -> None:
             raise UserError(refusal)
     find_harness(recipe.harness.name)
     rules_for(recipe.harness.name)
+    if recipe.rollout.engine == "sglang" and not recipe.rollout.python:
+        interpreter()
 
 
 def create_run(planned: Plan, launcher: str, now: float, say: Callable[[str], None], name: str = "") -> RunFolder:
