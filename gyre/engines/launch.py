@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from gyre.engines.sglang.arguments import EnginePart, server_arguments, server_environment
+from gyre.engines.sglang.arguments import WHOLE, EnginePart, server_arguments, server_environment
 from gyre.engines.sglang.install import HERE, interpreter
 from gyre.recipe.schema import Recipe
 
@@ -38,7 +38,7 @@ def write_keys(path: Path) -> dict[str, str]:
 
 
 def engine_launch(
-    recipe: Recipe, model: Path, folder: Path, name: str, host: str = "127.0.0.1", part: EnginePart = EnginePart()
+    recipe: Recipe, model: Path, folder: Path, name: str, host: str = "127.0.0.1", part: EnginePart = WHOLE
 ) -> EngineLaunch:
     """The recipe's engine on `host`, on a port of its own choice; its key and port files lie in `folder`.
 
@@ -50,7 +50,7 @@ def engine_launch(
 
 
 def sglang_launch(
-    recipe: Recipe, model: Path, folder: Path, name: str, host: str = "127.0.0.1", part: EnginePart = EnginePart()
+    recipe: Recipe, model: Path, folder: Path, name: str, host: str = "127.0.0.1", part: EnginePart = WHOLE
 ) -> EngineLaunch:
     """SGLang's server, in an environment of its own: the recipe's, or the installed one."""
     port_file, key_file = folder / f"{name}.port", folder / name

@@ -71,9 +71,7 @@ class EngineChild:
         self.url = f"http://{node_address()}:{port}"
         keys = json.loads(launch.key_file.read_text())
         self._session = aiohttp.ClientSession()
-        self._client = EngineClient(
-            self.url, self._session, keys["api_key"], keys["admin_key"], vocabulary(self.model)
-        )
+        self._client = EngineClient(self.url, self._session, keys["api_key"], keys["admin_key"], vocabulary(self.model))
         self.released = False
         self._watch = asyncio.create_task(self._end_when_silent(self.child, self._client))
 

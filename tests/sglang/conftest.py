@@ -36,8 +36,9 @@ def other_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def server(installed: None, tmp_path_factory: pytest.TempPathFactory, tiny_model: str) -> Iterator[Server]:
-    """The shared server: eight slots, context 4096. A test leaves it with the weights that it found."""
-    made = launch(tmp_path_factory.mktemp("sglang") / "shared", tiny_model, "--chunked-prefill-size", "256")
+    """The shared server: sixteen slots, context 4096. A test leaves it with the weights that it found."""
+    folder = tmp_path_factory.mktemp("sglang") / "shared"
+    made = launch(folder, tiny_model, "--chunked-prefill-size", "256", executions_per_cell=16)
     try:
         yield made.wait_ready()
     finally:
@@ -54,3 +55,20 @@ def place(server: Server) -> Place:
 def oracle(place: Place) -> Oracle:
     """Log-probabilities by transformers' own full forward of the server's first weights."""
     return Oracle(place.model)
+
+
+@pytest.fixture(scope="session")
+def second(installed: None, tmp_path_factory: pytest.TempPathFactory, tiny_model: str) -> Iterator[Server]:
+    """Another server of the same model, on two tensor-parallel ranks, with room for sixteen calls."""
+    folder = tmp_path_factory.mktemp("sglang") / "second"
+    made = launch(folder, tiny_model, tensor_parallel=2, executions_per_cell=16)
+    try:
+        yield made.wait_ready()
+    finally:
+        made.stop()
+
+
+@pytest.fixture(scope="session")
+def other_oracle(other_model: str) -> Oracle:
+    """The same for the other weights."""
+    return Oracle(other_model)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gyre.engines.launch import EngineLaunch, sglang_launch
-from gyre.engines.sglang.arguments import EnginePart
+from gyre.engines.sglang.arguments import WHOLE, EnginePart
 from gyre.recipe.schema import Cells, Model, Recipe, Rollout, Tasks, Train
 from tests.engines.place import VOCABULARY, Place, make_model
 
@@ -80,7 +80,7 @@ def launch(
     model: str,
     *arguments: str,
     environment: dict[str, str] | None = None,
-    part: EnginePart = EnginePart(),
+    part: EnginePart = WHOLE,
     **rollout: Any,
 ) -> Server:
     """Start a server and return at once; several may start side by side."""
@@ -100,7 +100,41 @@ def launch(
 
 
 def make_served_model(folder: Path, seed: int) -> str:
-    """The engine tests' random model, with the tokenizer that a server wants: a byte a token, then names."""
+    """The engine tests' random model, with a tokenizer."""
+    model = make_model(folder, seed)
+    add_tokenizer(folder)
+    return model
+
+
+def make_moe_model(folder: Path, seed: int) -> str:
+    """A random two-layer Qwen3-MoE of four experts, two a token, with a tokenizer."""
+    import torch
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    config = Qwen3MoeConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        intermediate_size=160,
+        moe_intermediate_size=64,
+        num_experts=4,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+        max_position_embeddings=4096,
+        tie_word_embeddings=False,
+        initializer_range=0.08,
+    )
+    torch.manual_seed(seed)
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
+    add_tokenizer(folder)
+    return str(folder)
+
+
+def add_tokenizer(folder: Path) -> None:
+    """What a server wants besides weights: a byte a token, then names."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -108,7 +142,5 @@ def make_served_model(folder: Path, seed: int) -> str:
     tokenizer = Tokenizer(models.BPE(vocab={name: index for index, name in enumerate(names)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    model = make_model(folder, seed)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
-    return model

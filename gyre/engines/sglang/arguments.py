@@ -23,7 +23,11 @@ class EnginePart:
     rendezvous: str = ""
 
 
-def server_arguments(recipe: Recipe, model: Path, host: str, part: EnginePart = EnginePart()) -> list[str]:
+WHOLE = EnginePart()
+"""All of an engine, on one node."""
+
+
+def server_arguments(recipe: Recipe, model: Path, host: str, part: EnginePart = WHOLE) -> list[str]:
     """Arguments of `sglang.launch_server`, but for the port and the keys."""
     rollout = recipe.rollout
     words = ["--model-path", str(model), "--host", host, "--dtype", recipe.model.dtype]

@@ -1,4 +1,4 @@
-"""Stand-in for SGLang's compiled CPU kernels, which need AMX: what SGLang 0.5.23 imports, and the one it cannot do without.
+"""Stand-in for SGLang's compiled CPU kernels, which need AMX: what SGLang 0.5.23 cannot do without.
 
 Invariant: a kernel that is not here raises when it is called, and a name that is no CPU kernel is missing as ever.
 """
