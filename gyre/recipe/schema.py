@@ -137,7 +137,7 @@ class Trajectory(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     selection: Literal["default", "paper"] = "default"
     """What classes a path: its highest target, or (`paper`) its leaf's role."""
     packing: Literal["paths", "tree"] = "paths"
-    """`tree` computes shared prefixes once (not in this version)."""
+    """`tree` computes what an execution's paths share once; with context_parallel it falls back to paths."""
     record: list[Literal["wire", "routing"]] = field(default_factory=list)
     """What else is recorded (not in this version)."""
 
@@ -153,8 +153,8 @@ class Objective(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Train(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    steps: Positive
-    """Optimizer steps of the run."""
+    steps: Natural
+    """Optimizer steps of the run; 0: it only evaluates."""
     learning_rate: Annotated[float, Meta(gt=0.0)] = 1e-6
     warmup_steps: Natural = 0
     """Steps of linear warm-up; constant afterwards."""
@@ -167,6 +167,9 @@ class Train(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     expert_parallel: Positive = 1
     context_parallel: Positive = 1
     data_parallel: Positive = 1
+    routing_replay: bool = False
+    """Mixture of experts: train with the experts that the engine chose; no engine's are recorded yet, so true is
+    refused."""
     tokens_per_microstep: Positive = 131072
     """Most tokens of one micro-step; not below the context."""
     microsteps_per_grant: Positive = 1

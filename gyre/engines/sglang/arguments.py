@@ -49,7 +49,8 @@ def _on_cpu(recipe: Recipe) -> list[str]:
     """What a server without GPUs needs: the only attention there is, and bounds for what a GPU's memory would bound."""
     rollout = recipe.rollout
     tokens = min(CPU_KV_TOKENS, rollout.executions_per_cell * rollout.context)
-    words = ["--device", "cpu", "--attention-backend", "torch_native", "--disable-cuda-graph"]
+    # an idle scheduler would spin: that is a core, of few
+    words = ["--device", "cpu", "--attention-backend", "torch_native", "--disable-cuda-graph", "--sleep-on-idle"]
     words += ["--max-running-requests", str(rollout.executions_per_cell), "--max-total-tokens", str(tokens)]
     if not rollout.memory_fraction:
         # A share of what is free before and after the weights were loaded: with a small one, others' use of the
