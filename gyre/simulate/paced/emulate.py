@@ -30,6 +30,7 @@ echo $((index % 2)) >"${GYRE_ROOT:-}/logs/verifier/reward.txt"
 TURNS = 3
 GENERATION = 0.6
 FILLERS = 20
+CONTEXT = 640
 TOKENS = 250
 """About what an execution's path has: training is paced by the tokens that there really are."""
 MODULES = {"cell": "gyre.simulate.paced.cell"}
@@ -79,12 +80,17 @@ class Emulation:
             "name": "emulated",
             "seed": 1,
             "model": {**self.model, "dtype": "float32"},
-            "tasks": {"path": str(tasks), "harness_timeout": timeout, "execution_timeout": 4.0 * timeout + 600.0},
+            "tasks": {
+                "path": str(tasks),
+                "harness_timeout": timeout,
+                "grader_timeout": 120.0,
+                "execution_timeout": timeout + 600.0,
+            },
             "harness": {"name": "shell", "max_turns": TURNS + 1, "max_tokens": 256},
             "sandbox": {"kind": "process", "per_node": burst, "network": "proxy"},
             "rollout": {
                 "engine": "reference",
-                "context": 2048,
+                "context": CONTEXT,
                 "executions_per_cell": workload.cells.executions_per_cell,
             },
             "group": {"executions": group.executions, "groups_per_step": group.groups_per_step},
@@ -92,11 +98,14 @@ class Emulation:
                 "mode": mode,
                 "steps_per_burst": schedule.steps_per_burst,
                 "lead_steps": schedule.lead_steps,
+                "max_overtake": schedule.max_overtake,
                 "training_cells": split,
             },
             "train": {
                 "steps": workload.steps,
-                "tokens_per_microstep": max(2048, round(TOKENS * workload.training.microstep / workload.training.work)),
+                "tokens_per_microstep": max(
+                    CONTEXT, round(TOKENS * workload.training.microstep / workload.training.work)
+                ),
                 "checkpoint_every": workload.steps,
             },
             "cells": {"count": workload.cells.count, "gpus_per_node": 0},

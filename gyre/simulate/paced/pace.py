@@ -1,8 +1,8 @@
 """What paced engines and trainers go by: times, and the script of every execution.
 
 Owns the file `pace.json` of an emulated run and the folder of claims. Invariants: times are those of the workload over
-the speed factor; each of a group's jobs is claimed by one of its executions (by exclusive creation of a file), whichever
-cell serves it; all that an engine knows of an execution it reads in the prompt, so any cell can continue a call.
+the speed factor; each of a group's jobs is claimed by one of its executions (by exclusive creation of a file),
+whichever cell serves it; all that an engine knows of an execution it reads in the prompt, so any cell can go on.
 """
 
 from __future__ import annotations
