@@ -35,6 +35,8 @@ from gyre.recipe.schema import Recipe
 BEAT_SECONDS = 1.0
 BOUNDARY_SHARE = 0.5
 """Of the time before the end, how much is given to the step in hand to commit."""
+SAVE_SHARE = 0.8
+"""By when the newest step has its checkpoint; else the run is stopped without it."""
 AFTER_REQUEUE_SECONDS = 120.0
 
 
@@ -122,19 +124,24 @@ class SlurmSupervisor(Supervisor):
             await asyncio.sleep(BEAT_SECONDS)
 
     async def leave(self) -> None:
-        """The job's time is over soon: stop after the step in hand, or without it, and go back into the queue."""
+        """The job's time is over soon: stop after the step in hand, or without it, with what is committed saved."""
         if self.leaving or self.view.state.cancel:
             return
         self.leaving = True
-        deadline = time.monotonic() + BOUNDARY_SHARE * self.recipe.slurm.signal_before_end
+        began, seconds = time.monotonic(), self.recipe.slurm.signal_before_end
         say("the job ends soon: stopping after the step in hand, if it is done in time")
         before = self._committed()
-        while self._committed() == before and time.monotonic() < deadline:
+        while self._committed() == before and time.monotonic() < began + BOUNDARY_SHARE * seconds:
             await asyncio.sleep(BEAT_SECONDS)
         if self.view.state.cancel:
             self.leaving = False  # the user's word comes first
             return
         request_cancel(self.run)
+        while self.view.state.ended is None and time.monotonic() < began + SAVE_SHARE * seconds:
+            await asyncio.sleep(BEAT_SECONDS)
+        if self.view.state.ended is None:
+            say("the newest step is not saved in time: stopping without that")
+            request_cancel(self.run, now=True)
 
     def _committed(self) -> tuple[int, int]:
         reign = self.view.state.reign()

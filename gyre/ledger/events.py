@@ -196,6 +196,17 @@ class CommitOrdered(_Event, frozen=True):
     version: int
 
 
+class CheckpointOrdered(_Event, frozen=True):
+    """Order to the core: the run is about to stop, save `step`, the newest committed, made of `microsteps`."""
+
+    cell: str
+    incarnation: int
+    lineage: int
+    step: int
+    version: int
+    microsteps: list[str]
+
+
 class RestartOrdered(_Event, frozen=True):
     """Order to a cell: a deadline passed, end this incarnation; the next one starts clean."""
 
@@ -429,6 +440,13 @@ class Committed(_Event, frozen=True):
     stats: dict[str, float] = {}
 
 
+class Checkpointed(_Event, frozen=True):
+    """Core: the checkpoint of a step that was committed without one is complete."""
+
+    lineage: int
+    step: int
+
+
 # ---- supervisor ---------------------------------------------------------------------------------------------------
 
 
@@ -468,6 +486,7 @@ Event = (
     | MergeOrdered
     | FenceOrdered
     | CommitOrdered
+    | CheckpointOrdered
     | RestartOrdered
     | StopOrdered
     | RunEnded
@@ -493,6 +512,7 @@ Event = (
     | Refused
     | Fenced
     | Committed
+    | Checkpointed
     | ProcessStarted
     | ProcessEnded
     | GaveUp

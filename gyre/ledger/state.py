@@ -19,6 +19,8 @@ class Attempt(Struct):
     worker: str = ""
     incarnation: int = 0
     """The worker incarnation that it was dispatched to; 0: not dispatched yet (as far as was read)."""
+    epoch: int = 0
+    """The scheduler incarnation that dispatched it."""
     started: bool = False
     t_started: float = 0.0
     t_finished: float = 0.0
@@ -86,6 +88,7 @@ class Step(Struct):
     offers_ordered: list[ev.OfferOrdered] = field(default_factory=list)
     merges_ordered: list[ev.MergeOrdered] = field(default_factory=list)
     commits_ordered: list[ev.CommitOrdered] = field(default_factory=list)
+    checkpoints_ordered: list[ev.CheckpointOrdered] = field(default_factory=list)
 
 
 class Contribution(Struct):
@@ -213,6 +216,11 @@ class RunState(Struct):
     # ---- questions ----
 
     @property
+    def epoch(self) -> int:
+        """The newest scheduler incarnation."""
+        return max(self.opened.get("scheduler", {}), default=0)
+
+    @property
     def waterlevel(self) -> int:
         return len(self.open)
 
@@ -224,12 +232,12 @@ class RunState(Struct):
     @property
     def ended(self) -> ev.RunEnded | None:
         """How the run ended, unless a later scheduler goes on with it."""
-        return self.ends.get(max(self.opened.get("scheduler", {}), default=0))
+        return self.ends.get(self.epoch)
 
     @property
     def stopped(self) -> str | None:
         """Why every process should end now, or None."""
-        return self.stops.get(max(self.opened.get("scheduler", {}), default=0))
+        return self.stops.get(self.epoch)
 
     @property
     def failure(self) -> str | None:

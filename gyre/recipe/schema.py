@@ -42,7 +42,8 @@ class Tasks(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     grader_attempts: Positive = 2
     """Gradings that may fail before the execution is excluded."""
     attempts: Positive = 3
-    """How often an execution is dispatched before it is excluded."""
+    """How often an execution may fail, or lose its worker, before it is excluded. What the end of a job interrupts is
+    dispatched again, and does not count."""
 
 
 class Harness(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -29,12 +29,16 @@ DECISIONS: tuple[Callable[[World], list[ev.Event]], ...] = (
     roles.switch,
     microsteps.grant,
 )
+LAST: tuple[Callable[[World], list[ev.Event]], ...] = (custody.accept, custody.restart, microsteps.save)
+"""While a run that was cancelled waits for the checkpoint of its newest step."""
 
 
 def decide(world: World) -> list[ev.Event]:
     """The next orders: the first decision that has something to say, or the end of the run, or nothing."""
     if world.state.ended is not None:
         return []
+    if world.state.cancel:
+        return cancel(world)
     ending = end(world)
     if ending:
         return ending
@@ -45,12 +49,22 @@ def decide(world: World) -> list[ev.Event]:
     return []
 
 
+def cancel(world: World) -> list[ev.Event]:
+    """A run that was cancelled ends once its newest step is saved, or at once: when that was asked for, or there is no
+    core to save it."""
+    for decision in LAST if microsteps.unsaved(world) and world.state.cancel == 1 else ():
+        orders = decision(world)
+        if orders:
+            return orders
+    if microsteps.unsaved(world) and world.state.cancel == 1:
+        return []
+    return [ev.StopOrdered(reason="cancelled"), ev.RunEnded(state="cancelled", reason="gyre cancel")]
+
+
 def end(world: World) -> list[ev.Event]:
-    """The run is over when it was cancelled, or all steps are committed and nothing is open any more."""
+    """All steps are committed and nothing is open any more."""
     state, settings = world.state, world.settings
     lineage = state.reign()
-    if state.cancel:
-        return [ev.StopOrdered(reason="cancelled"), ev.RunEnded(state="cancelled", reason="gyre cancel")]
     if lineage is None or lineage.step() < settings.steps or state.waterlevel:
         return []
     if settings.eval_every and world.burst <= settings.bursts:
