@@ -18,7 +18,7 @@ HARNESSES := claude-code@2.1.220 claude-code@2.1.332 codex@0.171.0 qwen-code@0.1
 
 test-slow: $(STAMP)
 	for harness in $(HARNESSES); do $(BIN)/gyre harness install $$harness; done
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 900 --ignore tests/slurm
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 900
 
 test-slurm: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 900 tests/slurm

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from gyre.ledger import events as ev
 from gyre.scheduling import admission
