@@ -46,7 +46,7 @@ class GuestSupervisor:
         state = self.view.state
         if state.ended is None or max(state.opened.get("scheduler", {}), default=0) == self._ended_before:
             return False
-        return state.ended.state != "cancelled" or bool(state.cancel)
+        return state.ended.state != "cancelled" or (bool(state.cancel) and not state.leaving)
 
     async def supervise(self) -> None:
         """Until the run has ended."""

@@ -136,12 +136,12 @@ class SlurmSupervisor(Supervisor):
         if self.view.state.cancel:
             self.leaving = False  # the user's word comes first
             return
-        request_cancel(self.run)
+        request_cancel(self.run, leaving=True)
         while self.view.state.ended is None and time.monotonic() < began + SAVE_SHARE * seconds:
             await asyncio.sleep(BEAT_SECONDS)
         if self.view.state.ended is None:
-            say("the newest step is not saved in time: stopping without that")
-            request_cancel(self.run, now=True)
+            say("the run does not stop in order in time: stopping at once")
+            request_cancel(self.run, now=True, leaving=True)
 
     def _committed(self) -> tuple[int, int]:
         reign = self.view.state.reign()
@@ -175,7 +175,7 @@ async def hold(run: RunFolder, recipe: Recipe, allocation: Allocation) -> int:
     if supervisor.failure:
         say(f"gyre: {supervisor.failure}")
     say(f"the run is {state}")
-    if supervisor.leaving and state == "cancelled":
+    if state == "cancelled" and supervisor.view.state.leaving:
         await _back_into_the_queue(run, recipe, allocation)
     beat.cancel()
     slurm_join.recall(run, own)

@@ -249,7 +249,10 @@ class TaskSetAside(JournalEvent, frozen=True):
 
 
 class CancelRequested(JournalEvent, frozen=True):
+    """`leaving`: the run goes on later, for it is its job that ends."""
+
     now: bool = False
+    leaving: bool = False
 
 
 class ResumeRequested(JournalEvent, frozen=True):
@@ -317,6 +320,8 @@ class Finished(JournalEvent, frozen=True):
     reason: str = ""
     reward: float | None = None
     timed_out: bool = False
+    interrupted: bool = False
+    """Its harness was ended with its job: graded as it stands, or `retry`, which costs no attempt."""
     turns: int = 0
     tokens_sampled: int = 0
     seconds: float = 0.0

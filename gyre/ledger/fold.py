@@ -379,7 +379,7 @@ def _ended(state: RunState, line: Line) -> None:
 
 
 def _cancel(state: RunState, line: Line) -> None:
-    state.asked[line.incarnation] = 1 + line.event.now
+    state.asked[line.incarnation] = line.event
 
 
 _HANDLERS: dict[type, Callable[[RunState, Any], None]] = {
@@ -412,7 +412,7 @@ _HANDLERS: dict[type, Callable[[RunState, Any], None]] = {
     ev.StopOrdered: lambda state, line: state.stops.__setitem__(line.incarnation, line.event.reason),
     ev.RunEnded: _ended,
     ev.CancelRequested: _cancel,
-    ev.ResumeRequested: lambda state, line: state.asked.__setitem__(line.incarnation, 0),
+    ev.ResumeRequested: lambda state, line: state.asked.__setitem__(line.incarnation, None),
     ev.GaveUp: lambda state, line: state.gave_up.__setitem__(line.incarnation, line.event.reason),
     ev.CellEntered: _cell_entered,
     ev.EngineStarted: _engine_started,

@@ -204,8 +204,8 @@ class RunState(Struct):
     gave_up: dict[int, str] = field(default_factory=dict)
     """supervisor incarnation -> why"""
 
-    asked: dict[int, int] = field(default_factory=dict)
-    """control incarnation -> 0 go on, 1 cancel, 2 cancel now"""
+    asked: dict[int, ev.CancelRequested | None] = field(default_factory=dict)
+    """control incarnation -> its word; None: go on"""
     slots: dict[str, dict[int, int]] = field(default_factory=dict)
     acknowledged: dict[str, dict[int, tuple[int, int]]] = field(default_factory=dict)
     cells: dict[str, dict[int, CellIncarnation]] = field(default_factory=dict)
@@ -227,7 +227,17 @@ class RunState(Struct):
     @property
     def cancel(self) -> int:
         """0 no, 1 asked, 2 asked for now: the newest word of the command line."""
-        return self.asked.get(max(self.asked, default=0), 0)
+        asked = self._asked
+        return 1 + asked.now if asked is not None else 0
+
+    @property
+    def leaving(self) -> bool:
+        """Does the run stop because its job ends, to go on later?"""
+        return self._asked is not None and self._asked.leaving
+
+    @property
+    def _asked(self) -> ev.CancelRequested | None:
+        return self.asked.get(max(self.asked, default=0))
 
     @property
     def ended(self) -> ev.RunEnded | None:

@@ -44,6 +44,9 @@ class Tasks(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     attempts: Positive = 3
     """How often an execution may fail, or lose its worker, before it is excluded. What the end of a job interrupts is
     dispatched again, and does not count."""
+    interrupted: Literal["again", "grade"] = "again"
+    """What the announced end of a job does to what runs: dispatched again in the next one, or ended in time and graded
+    as it stands. Without warning it is dispatched again either way."""
 
 
 class Harness(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

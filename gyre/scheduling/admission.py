@@ -112,6 +112,11 @@ def _next_attempt(world: World, name: str) -> int | None:
     return last + 1 if lost else None
 
 
+def under_way(world: World, name: str) -> bool:
+    """Does a worker that is there have an attempt of it?"""
+    return _next_attempt(world, name) is None
+
+
 def charged(execution: Execution, epoch: int) -> int:
     """How many attempts were used up: failed, or lost with their worker under the scheduler that dispatched them.
 
@@ -120,7 +125,10 @@ def charged(execution: Execution, epoch: int) -> int:
     """
     attempts = [execution.attempts[number] for number in range(1, execution.last() + 1)]
     lost_under = [*(attempt.epoch for attempt in attempts[1:]), epoch]
-    return sum(a.finished is not None or a.epoch == lost for a, lost in zip(attempts, lost_under))
+    return sum(
+        not attempt.finished.interrupted if attempt.finished is not None else attempt.epoch == lost
+        for attempt, lost in zip(attempts, lost_under)
+    )
 
 
 def _last_reason(execution: Execution) -> str:

@@ -150,31 +150,3 @@ def commit(world: World) -> list[ev.Event]:
             version=settings.version(step),
         )
     ]
-
-
-def unsaved(world: World) -> bool:
-    """Has the reigning core committed a step that no checkpoint holds?"""
-    lineage = world.reign()
-    newest = lineage.committed.get(lineage.step()) if lineage is not None else None
-    return newest is not None and not newest.checkpointed
-
-
-def save(world: World) -> list[ev.Event]:
-    """The order, once, to write the checkpoint of the newest committed step."""
-    lineage = world.reign()
-    if lineage is None or not unsaved(world):
-        return []
-    step = lineage.step()
-    found = world.state.steps[step]
-    if found.packed is None or any(c.lineage == world.number for c in found.checkpoints_ordered):
-        return []
-    return [
-        ev.CheckpointOrdered(
-            cell=lineage.cell,
-            incarnation=lineage.incarnation,
-            lineage=world.number,
-            step=step,
-            version=lineage.committed[step].version,
-            microsteps=found.packed.microsteps,
-        )
-    ]

@@ -8,13 +8,15 @@ from hypothesis import given, strategies as st
 
 from gyre.ledger import events as ev
 from gyre.scheduling import admission
+from gyre.scheduling.decide import decide
 
 from .settings import make
 from .test_decisions import OPENED, Told
 
 NAME = "g00000-00"
-Fate = Literal["retry", "lost", "job", "scheduler"]
-"""Of the attempt under way: it fails, its worker dies, its job ends with all in it, the scheduler alone dies."""
+Fate = Literal["retry", "lost", "job", "cut", "scheduler"]
+"""Of the attempt under way: it fails, its worker dies, its job ends with all in it (`cut`: after its worker ended it
+and could not grade it), the scheduler alone dies."""
 
 
 class History:
@@ -36,21 +38,21 @@ class History:
         return orders
 
     def befalls(self, fate: Fate) -> None:
-        if fate == "retry":
-            last = self.told.state.executions[NAME].last()
-            failed = ev.Finished(execution=NAME, attempt=last, outcome="retry", reason="it broke")
+        if fate in ("retry", "cut"):
+            last, cut = self.told.state.executions[NAME].last(), fate == "cut"
+            failed = ev.Finished(execution=NAME, attempt=last, outcome="retry", reason="it broke", interrupted=cut)
             self.told.tell("worker-0", failed, incarnation=self.worker)
-        if fate in ("job", "scheduler"):
+        if fate in ("job", "cut", "scheduler"):
             self.epoch += 1
             self.told.tell("scheduler", OPENED, incarnation=self.epoch)
-        if fate in ("job", "lost"):
+        if fate in ("job", "cut", "lost"):
             self.worker += 1
             self.told.tell("worker-0", OPENED, incarnation=self.worker)
             self.order(ev.Accepted(writer="worker-0", incarnation=self.worker, cut={self.worker - 1: 9}))
             self.told.tell("worker-0", ev.WorkerReady(slots=4), incarnation=self.worker)
 
 
-@given(st.integers(1, 4), st.lists(st.sampled_from(["retry", "lost", "job"]), max_size=12))
+@given(st.integers(1, 4), st.lists(st.sampled_from(["retry", "lost", "job", "cut"]), max_size=12))
 def test_an_execution_is_excluded_after_as_many_failures_of_its_own_as_it_may_have(
     budget: int, fates: list[Fate]
 ) -> None:
@@ -59,7 +61,7 @@ def test_an_execution_is_excluded_after_as_many_failures_of_its_own_as_it_may_ha
         assert history.decide() == [dispatched(history, number)]
         assert history.decide() == [], "it is under way"
         history.befalls(fate)
-        failures += fate != "job"
+        failures += fate in ("retry", "lost")
         if failures == budget:
             (excluded,) = history.decide()
             assert isinstance(excluded, ev.Excluded)
@@ -80,3 +82,36 @@ def test_a_scheduler_that_dies_alone_takes_no_attempt_with_it(fates: list[Fate])
         history.befalls(fate)
         attempt += fate != "scheduler"
         assert history.decide() == ([dispatched(history, attempt)] if fate != "scheduler" else [])
+
+
+def leaving(grade: bool) -> tuple[History, list[ev.Event]]:
+    """The job of an execution that is under way is about to end; what the scheduler says to it."""
+    history = History(budget=1)
+    history.settings = make(1, executions=1, groups_per_step=1, grade_interrupted=grade)
+    history.decide()
+    history.told.tell("control", ev.CancelRequested(leaving=True))
+    return history, decide(history.told.world(history.settings))
+
+
+STOP = [ev.StopOrdered(reason="cancelled"), ev.RunEnded(state="cancelled", reason="its job ends")]
+
+
+def test_the_end_of_a_job_waits_for_what_is_graded_as_it_stands_and_dispatches_nothing() -> None:
+    assert leaving(grade=False)[1] == STOP
+    history, orders = leaving(grade=True)
+    assert orders == []
+    history.befalls("retry")
+    assert decide(history.told.world(history.settings)) == STOP
+
+
+def test_a_user_who_cancels_meanwhile_does_not_wait() -> None:
+    history, _ = leaving(grade=True)
+    history.told.tell("control", ev.CancelRequested(), incarnation=2)
+    stop, end = decide(history.told.world(history.settings))
+    assert (stop, end) == (STOP[0], ev.RunEnded(state="cancelled", reason="gyre cancel"))
+
+
+def test_the_end_of_a_job_does_not_wait_for_a_worker_that_is_gone() -> None:
+    history, _ = leaving(grade=True)
+    world = history.told.world(history.settings, dead=["worker-0"])
+    assert decide(world) == STOP
