@@ -21,6 +21,7 @@ from gyre.errors import UserError
 from gyre.launch import slurm_join, slurm_queue
 from gyre.launch.control import request_cancel, request_resume
 from gyre.launch.local import BACKOFF_SECONDS, Supervisor
+from gyre.launch.model import build_model
 from gyre.launch.slurm_child import StepChild
 from gyre.launch.slurm_places import Places, group_of
 from gyre.launch.slurm_queue import Allocation, SlurmSilent
@@ -71,6 +72,11 @@ class SlurmSupervisor(Supervisor):
             await asyncio.sleep(BACKOFF_SECONDS[min(tries, len(BACKOFF_SECONDS) - 1)])
             tries += 1
 
+    async def prepare(self) -> None:
+        """Make the model, when a script of the recipe does: here, and not on the login node."""
+        if self.recipe.model.build:
+            await asyncio.to_thread(build_model, self.recipe.model, self.recipe.seed, Path(self.job.model), say)
+
     async def _look_for_lost_nodes(self) -> None:
         """Slurm takes a node that it gave up out of the job, for good."""
         try:
@@ -93,7 +99,7 @@ class SlurmSupervisor(Supervisor):
     def _guard(self, name: str, argv: list[str]) -> list[str]:
         rescue = self.job.cells.index(name) if name in self.job.cells else -1
         peers = [node for nodes in self.allocation.groups for node in nodes]
-        return guard(self.run.path, name, self._log(name), peers, argv, rescue)
+        return guard(self.recipe.slurm.container, self.run.path, name, self._log(name), peers, argv, rescue)
 
     async def _replace(self, name: str) -> None:
         """Ask Slurm, once, for another node in a job of its own: perhaps the lost one, when it comes back."""

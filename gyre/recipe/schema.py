@@ -211,6 +211,8 @@ class Slurm(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     requeue: bool = True
     signal_before_end: Seconds = 600.0
     prologue: list[str] = field(default_factory=list)
+    container: list[str] = field(default_factory=list)
+    """Words before the interpreter on every node: `["apptainer", "exec", "--nv", "/shared/gyre.sif"]`."""
 
 
 class Local(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

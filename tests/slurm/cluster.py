@@ -67,6 +67,11 @@ class Cluster:
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=True, timeout=60)
         return done.stdout.strip()
 
+    def on(self, node: str, *command: str) -> str:
+        """A command as on that node: its name, its hosts file."""
+        pid = (self.root / "run" / f"slurmd.{node}.pid").read_text().strip()
+        return self.slurm("nsenter", f"--target={pid}", "--mount", "--uts", *command)
+
     def heal(self) -> None:
         """No jobs, and every node up."""
         self.slurm("scancel", "-u", "root")
