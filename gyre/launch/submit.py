@@ -24,6 +24,7 @@ from gyre.ledger.layout import RunFolder, runs_home
 from gyre.proxy.roles import rules_for
 from gyre.recipe.load import dump_toml, load_recipe
 from gyre.recipe.schema import Recipe
+from gyre.trajectory.settings import packing_notice
 
 GUESTS = 8
 """Cells that may join a run under Slurm at a time, beyond the recipe's own."""
@@ -71,7 +72,6 @@ def refuse_unbuilt(recipe: Recipe) -> None:
     refusals = {
         'rollout.engine = "sglang": this version serves with the reference engine': recipe.rollout.engine == "sglang",
         "train.*_parallel: this version runs one trainer rank a cell": ranks * recipe.train.expert_parallel != 1,
-        'trajectory.packing = "tree": this version packs paths': recipe.trajectory.packing == "tree",
         "trajectory.record: this version records turns only": bool(recipe.trajectory.record),
         f'sandbox.kind = "{recipe.sandbox.kind}": this version has bubblewrap and process': recipe.sandbox.kind
         not in ("bubblewrap", "process"),
@@ -87,6 +87,8 @@ def refuse_unbuilt(recipe: Recipe) -> None:
 
 def create_run(planned: Plan, launcher: str, now: float, say: Callable[[str], None], name: str = "") -> RunFolder:
     """Make the run folder with everything frozen in it. A model that is to be built is built now, or by the job."""
+    if notice := packing_notice(planned.recipe):
+        say(notice)
     model = resolve_model(planned.recipe.model, planned.recipe.seed, say, build=launcher == "local")
     run = RunFolder(runs_home() / (name or free_name(planned.recipe.name)))
     run.create()

@@ -132,7 +132,7 @@ class Trajectory(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     selection: Literal["default", "paper"] = "default"
     """What classes a path: its highest target, or (`paper`) its leaf's role."""
     packing: Literal["paths", "tree"] = "paths"
-    """`tree` computes shared prefixes once (not in this version)."""
+    """`tree` computes what an execution's paths share once; with context_parallel it falls back to paths."""
     record: list[Literal["wire", "routing"]] = field(default_factory=list)
     """What else is recorded (not in this version)."""
 
