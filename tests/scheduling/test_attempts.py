@@ -9,6 +9,7 @@ from hypothesis import given, strategies as st
 from gyre.ledger import events as ev
 from gyre.scheduling import admission
 from gyre.scheduling.decide import decide
+from gyre.scheduling.decider import Decider
 
 from .settings import make
 from .test_decisions import OPENED, Told
@@ -90,7 +91,9 @@ def leaving(grade: bool) -> tuple[History, list[ev.Event]]:
     history.settings = make(1, executions=1, groups_per_step=1, grade_interrupted=grade)
     history.decide()
     history.told.tell("control", ev.CancelRequested(leaving=True))
-    return history, decide(history.told.world(history.settings))
+    orders = decide(history.told.world(history.settings))
+    assert Decider(history.told.state, history.settings).decide() == orders, "the daemon's short cuts change nothing"
+    return history, orders
 
 
 STOP = [ev.StopOrdered(reason="cancelled"), ev.RunEnded(state="cancelled", reason="its job ends")]
