@@ -37,7 +37,10 @@ def job_name(run: Path) -> str:
 def gpu_nodes(recipe: Recipe) -> int:
     """Nodes of component 1. Raises UserError for cells that this version cannot place."""
     if recipe.cells.nodes_per_cell != 1:
-        raise UserError("cells.nodes_per_cell: this version runs a cell on one node")
+        raise UserError(
+            "cells.nodes_per_cell: this version runs a cell on one node: set it to 1, and train.*_parallel to a layout"
+            " that fits cells.gpus_per_node"
+        )
     nodes = recipe.slurm.gpu.nodes or recipe.cells.count
     if nodes > recipe.cells.count:
         raise UserError(f"slurm.gpu.nodes: {nodes} nodes for {recipe.cells.count} cells: leave it out, or lower it")

@@ -23,7 +23,7 @@ def host(run: OpenRun, name: str) -> str:
 
 def test_a_job_that_goes_back_into_the_queue_goes_on(cluster: Cluster, submitted: Make) -> None:
     """By `scontrol requeue`, by the signal before its end, and after the loss of its batch node."""
-    run = submitted(ENDLESS, "train.checkpoint_every=100000")
+    run = submitted(ENDLESS, "train.checkpoint_every=100000", "tasks.interrupted=grade")
     run.submit()
     job_id = run.job_id
     run.wait_for_step()
