@@ -90,10 +90,10 @@ def refuse_unbuilt(recipe: Recipe) -> None:
 
 
 def create_run(planned: Plan, launcher: str, now: float, say: Callable[[str], None], name: str = "") -> RunFolder:
-    """Build the model if the recipe says so, and make the run folder with everything frozen in it."""
+    """Make the run folder with everything frozen in it. A model that is to be built is built now, or by the job."""
     if notice := packing_notice(planned.recipe):
         say(notice)
-    model = resolve_model(planned.recipe.model, planned.recipe.seed, say)
+    model = resolve_model(planned.recipe.model, planned.recipe.seed, say, build=launcher == "local")
     run = RunFolder(runs_home() / (name or free_name(planned.recipe.name)))
     run.create()
     try:

@@ -233,10 +233,7 @@ class Rank:
         self._micro = []
         self.holds = ""
         if checkpoint:
-            meta = CheckpointMeta(lineage, step, version, tuple(microsteps))
-            self.trainer.save_checkpoint(self.run.checkpoints, meta, f"{self.cell}.{self.incarnation}")
-            if self.layout.rank == 0:
-                prune(self.run.checkpoints, train.keep_checkpoints, lineage)
+            self.checkpoint(lineage, step, version, microsteps)
         published = self.publish(lineage, step, version)
         return {
             **published,
@@ -244,6 +241,14 @@ class Rank:
             "skipped": bool(stats.skipped),
             "learning_rate": rate,
         }
+
+    def checkpoint(self, lineage: int, step: int, version: int, microsteps: list[str]) -> dict[str, Any]:
+        """Save the weights and the optimizer as they are after `step`, made of `microsteps`; old ones are pruned."""
+        meta = CheckpointMeta(lineage, step, version, tuple(microsteps))
+        self.trainer.save_checkpoint(self.run.checkpoints, meta, f"{self.cell}.{self.incarnation}")
+        if self.layout.rank == 0:
+            prune(self.run.checkpoints, self.recipe.train.keep_checkpoints, lineage)
+        return {}
 
     # ---- memory ----
 
@@ -265,6 +270,7 @@ OPERATIONS = frozenset(
         "zero",
         "merge",
         "commit",
+        "checkpoint",
         "offload",
         "onload",
     }

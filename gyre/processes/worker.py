@@ -77,6 +77,7 @@ class Worker(Process):
         self._waiting: asyncio.Queue[ev.Dispatch] = asyncio.Queue()
         self._keys: dict[str, str] = {}
         self._running: set[asyncio.Task[None]] = set()
+        self._cut = asyncio.Event()
 
     # ---- the ledger ----
 
@@ -91,6 +92,8 @@ class Worker(Process):
             elif isinstance(event, ev.Routed):
                 routed = line
         self._sync_routes()
+        if self.state.leaving and self.recipe.tasks.interrupted == "grade":
+            self._cut.set()
         if routed is not None and self.accepted:
             self.say(ev.RoutesAcknowledged(epoch=routed.incarnation, n=routed.n))
 
@@ -260,6 +263,7 @@ class Worker(Process):
                 self.root,
                 listen,
                 report,
+                self._cut,
             )
         finally:
             report()
@@ -302,6 +306,7 @@ def finished(dispatch: ev.Dispatch, result: ExecutionResult, capture: Capture, s
         reason=result.reason + (f": {result.detail}" if result.detail else ""),
         reward=result.reward,
         timed_out=result.exit.timed_out,
+        interrupted=result.interrupted,
         turns=capture.stats.turns,
         tokens_sampled=capture.stats.tokens_sampled,
         seconds=seconds,

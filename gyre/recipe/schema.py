@@ -42,7 +42,11 @@ class Tasks(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     grader_attempts: Positive = 2
     """Gradings that may fail before the execution is excluded."""
     attempts: Positive = 3
-    """How often an execution is dispatched before it is excluded."""
+    """How often an execution may fail, or lose its worker, before it is excluded. What the end of a job interrupts is
+    dispatched again, and does not count."""
+    interrupted: Literal["again", "grade"] = "again"
+    """What the announced end of a job does to what runs: dispatched again in the next one, or ended in time and graded
+    as it stands. Without warning it is dispatched again either way."""
 
 
 class Harness(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -216,6 +220,8 @@ class Slurm(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     requeue: bool = True
     signal_before_end: Seconds = 600.0
     prologue: list[str] = field(default_factory=list)
+    container: list[str] = field(default_factory=list)
+    """Words before the interpreter on every node: `["apptainer", "exec", "--nv", "/shared/gyre.sif"]`."""
 
 
 class Local(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
