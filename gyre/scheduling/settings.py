@@ -40,6 +40,8 @@ class Settings:
     eval_tasks: tuple[str, ...] = ()
     eval_every: int = 0
     eval_samples: int = 1
+    difference_limit: float = 0.0
+    """Largest spread between trainer and engine; 0: any."""
 
     def version(self, step: int) -> int:
         return -(-step // self.steps_per_burst)
@@ -95,4 +97,5 @@ def settings_of(
         eval_tasks=eval_tasks,
         eval_every=recipe.eval.every if eval_tasks else 0,
         eval_samples=recipe.eval.samples,
+        difference_limit=recipe.objective.difference_limit,
     )
