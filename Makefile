@@ -15,9 +15,12 @@ test: $(STAMP) lint
 
 HARNESSES := claude-code@2.1.220 claude-code@2.1.332 codex@0.171.0 qwen-code@0.15.10 \
 	opencode@1.18.33 mini-swe-agent@2.4.6
+# for its trajectory models alone, which need pydantic; the rest of it needs Python 3.12
+HARBOR := $(VENV)/harbor
 
 test-slow: $(STAMP)
 	for harness in $(HARNESSES); do $(BIN)/gyre harness install $$harness; done
+	[ -d $(HARBOR) ] || $(BIN)/pip install -q --no-deps --ignore-requires-python --target $(HARBOR) harbor==0.26.0
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 900 --ignore tests/slurm
 
 test-slurm: $(STAMP)

@@ -23,6 +23,7 @@ def check_recipe(recipe: Recipe, local: bool | None = None) -> Problem | None:
     """The first thing that makes the recipe impossible, or None. `local` as in `load_recipe`."""
     for problem in (
         *_names(recipe),
+        *_steps(recipe),
         *_times(recipe),
         *_room(recipe, local),
         *_tokens(recipe),
@@ -60,6 +61,11 @@ def _names(recipe: Recipe) -> Iterator[Problem]:
         yield ("model", "path"), "set either model.path (a folder) or model.build (a script that makes it)"
     if not recipe.tasks.path:
         yield ("tasks", "path"), "name a folder of tasks"
+
+
+def _steps(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.train.steps == 0 and not recipe.eval.path:
+        yield ("train", "steps"), "0 steps only evaluate, and eval.path names no tasks"
 
 
 def _times(recipe: Recipe) -> Iterator[Problem]:

@@ -146,8 +146,8 @@ class Objective(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Train(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    steps: Positive
-    """Optimizer steps of the run."""
+    steps: Natural
+    """Optimizer steps of the run; 0: it only evaluates."""
     learning_rate: Annotated[float, Meta(gt=0.0)] = 1e-6
     warmup_steps: Natural = 0
     """Steps of linear warm-up."""
