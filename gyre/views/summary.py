@@ -48,6 +48,7 @@ class StepSummary(Struct, frozen=True, kw_only=True):
     staleness: int
     staleness_mean: float
     lag: int
+    lag_mean: float
     tokens_sampled: int
     tokens_trained: int
     tokens_dropped: int
@@ -196,6 +197,7 @@ def _step(
         staleness=packed.staleness_max if packed else 0,
         staleness_mean=packed.staleness_mean if packed else 0.0,
         lag=packed.lag_max if packed else 0,
+        lag_mean=packed.lag_mean if packed else 0.0,
         tokens_sampled=packed.tokens_sampled if packed else 0,
         tokens_trained=packed.tokens_trained if packed else 0,
         tokens_dropped=sum(packed.tokens_dropped.values()) if packed else 0,

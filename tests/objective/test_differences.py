@@ -31,9 +31,7 @@ def naive(name: str, samples: list[list[float]]) -> list[LengthDifference]:
 
 
 @given(SAMPLES, st.sampled_from(sorted(OBJECTIVES)), st.integers(0, 8))
-def test_classes_are_those_of_a_loop_and_add_up(
-    samples: list[list[float]], name: str, cut: int
-) -> None:
+def test_classes_are_those_of_a_loop_and_add_up(samples: list[list[float]], name: str, cut: int) -> None:
     stats: dict[str, float] = {}
     for part in (samples[:cut], samples[cut:]):
         values = torch.tensor([value for each in part for value in each])

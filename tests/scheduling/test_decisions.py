@@ -468,11 +468,15 @@ def test_a_run_whose_trainer_and_engine_come_apart_stops_after_the_step() -> Non
     told.tell("cell-0", ev.Done(grant=1, lineage=1, step=1, microsteps=[M0], stats=stats))
     strict, lax = make(steps=9, difference_limit=3.5e-3), make(steps=9, difference_limit=3.6e-3)
     assert not any(isinstance(order, ev.RunEnded) for order in decide(told.world(strict)))
-    told.tell("cell-0", ev.Committed(lineage=1, step=1, version=1, weight_version="w1", manifest="m1"))
+    told.tell(
+        "cell-0", ev.Committed(lineage=1, step=1, version=1, weight_version="w1", manifest="m1", checkpointed=True)
+    )
     stop, ended = decide(told.world(strict))
     assert isinstance(stop, ev.StopOrdered)
     assert isinstance(ended, ev.RunEnded)
     assert ended.state == "failed"
-    assert ended.reason.startswith("step 1: trainer and engine differ by 0.00354 for samples of 16-63 targets, over obj")
+    assert ended.reason.startswith(
+        "step 1: trainer and engine differ by 0.00354 for samples of 16-63 targets, over obj"
+    )
     for settings in (lax, make(steps=9)):
         assert not any(isinstance(order, ev.RunEnded) for order in decide(told.world(settings)))
