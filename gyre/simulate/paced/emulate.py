@@ -88,7 +88,7 @@ class Emulation:
                 "execution_timeout": timeout + 1200.0,
             },
             "harness": {"name": "shell", "max_turns": TURNS + 1, "max_tokens": 256},
-            "sandbox": {"kind": "process", "per_node": burst, "network": "proxy"},
+            "sandbox": {"kind": "bubblewrap", "per_node": burst},
             "rollout": {
                 "engine": "reference",
                 "context": CONTEXT,
