@@ -69,17 +69,17 @@ class CallTree:
 
     def sequence(self, number: int, length: int | None = None) -> array[int]:
         """The first `length` tokens (default: all) of the whole sequence of turn `number`; -1 has none."""
-        parts: list[array[int]] = []
+        parts: list[memoryview] = []
         node = self._nodes.get(number)
         end = (node.length if node else 0) if length is None else length
         while node is not None:
             if end > node.keep:
-                parts.append(node.tokens[: end - node.keep])
+                parts.append(memoryview(node.tokens)[: end - node.keep])
                 end = node.keep
             node = self._nodes.get(node.parent)
         whole: array[int] = array("i")
         for part in reversed(parts):
-            whole.extend(part)
+            whole.frombytes(part.cast("B"))
         return whole
 
     def branch(self, tokens: Sequence[int], parent: int, matched: int) -> tuple[int, int]:
