@@ -38,6 +38,30 @@ CONFIG: dict[str, Any] = {
     "hidden_act": "silu",
 }
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": False}
+QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "use_sliding_window": False}
+EXPERTS: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "qwen3": {},
+    "qwen3-untied": {"tie_word_embeddings": False},
+    "qwen3-bias": {"attention_bias": True},
+    "llama": LLAMA,
+    "llama-tied": LLAMA | {"tie_word_embeddings": True},
+    "llama-biases": LLAMA | {"attention_bias": True, "mlp_bias": True},
+    "llama-mlp-bias": LLAMA | {"mlp_bias": True, "num_key_value_heads": 4},
+    "qwen2": QWEN2,
+    "experts": EXPERTS,
+    "experts-not-normalised": EXPERTS | {"norm_topk_prob": False, "tie_word_embeddings": False},
+}
+"""Changes to CONFIG that make every kind of model which gyre trains."""
 
 MakeFolder = Callable[..., Path]
 
@@ -45,6 +69,7 @@ MakeFolder = Callable[..., Path]
 def _shape(name: str, config: dict[str, Any]) -> tuple[int, ...]:
     hidden, dim = config["hidden_size"], config["head_dim"]
     queries, keys = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
+    ffn = config["moe_intermediate_size"] if ".experts." in name else config["intermediate_size"]
     shapes = {
         "embed_tokens": (config["vocab_size"], hidden),
         "lm_head": (config["vocab_size"], hidden),
@@ -54,11 +79,13 @@ def _shape(name: str, config: dict[str, Any]) -> tuple[int, ...]:
         "o_proj": (hidden, queries),
         "q_norm": (dim,),
         "k_norm": (dim,),
-        "gate_proj": (config["intermediate_size"], hidden),
-        "up_proj": (config["intermediate_size"], hidden),
-        "down_proj": (hidden, config["intermediate_size"]),
+        "gate": (config.get("num_experts", 0), hidden),
+        "gate_proj": (ffn, hidden),
+        "up_proj": (ffn, hidden),
+        "down_proj": (hidden, ffn),
     }
-    return shapes.get(name.split(".")[-2], (hidden,))
+    shape = shapes.get(name.split(".")[-2], (hidden,))
+    return shape[:1] if name.endswith(".bias") else shape
 
 
 @pytest.fixture
@@ -75,7 +102,7 @@ def make_folder(tmp_path: Path) -> MakeFolder:
         tensors = {}
         for name in hf_names(read_architecture(folder)):
             noise = torch.randn(_shape(name, config), generator=generator)
-            tensors[name] = 1 + 0.1 * noise if noise.dim() == 1 else 0.15 * noise
+            tensors[name] = 1 + 0.1 * noise if name.endswith("norm.weight") else 0.15 * noise
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         return folder
 
@@ -174,5 +201,7 @@ def helpers() -> Any:
         close_in_norm = staticmethod(close_in_norm)
         config = CONFIG
         llama = LLAMA
+        experts = EXPERTS
+        kinds = KINDS
 
     return Helpers
