@@ -113,27 +113,28 @@ def generate_body(request: GenerateRequest, stream: bool) -> dict[str, Any]:
 def encode_generate(request: GenerateRequest, stream: bool) -> bytes:
     """The bytes of `generate_body`: the same value, in whatever spelling is cheapest to write."""
     body = generate_body(request, stream)
-    return msgspec.json.encode({**body, "input_ids": ids_json(request.input_ids)})
+    del body["input_ids"]
+    return b"".join([b'{"input_ids":', ids_json(request.input_ids), b",", msgspec.json.encode(body)[1:]])
 
 
-def ids_json(ids: Sequence[int]) -> msgspec.Raw | Sequence[int]:
-    """Token ids as JSON: each is looked up as 8 bytes, spaces and a comma included; others than token ids as they are.
+def ids_json(ids: Sequence[int]) -> bytes | memoryview:
+    """Token ids as JSON. Those in an array are looked up as 8 bytes each, spaces and a comma included.
 
     A prompt of 700,000 ids takes a millisecond so, a tenth of what its numbers take one by one.
     """
     if not isinstance(ids, array) or not len(ids):
-        return list(ids)
+        return msgspec.json.encode(list(ids))
     numbers = np.frombuffer(ids, dtype=np.int32)
     most = int(numbers.max())
     if numbers.min() < 0 or most >= _MOST_ID:
-        return ids.tolist()
+        return msgspec.json.encode(ids.tolist())
     written = np.empty(len(numbers) + 1, dtype=np.uint64)
     # The ids were checked: "clip" only spares numpy a second check, and a copy.
     _spelt(max(most, 1 << 16).bit_length()).take(numbers, out=written[1:], mode="clip")
     text = written.view(np.uint8)
     text[:8] = np.frombuffer(b"       [", dtype=np.uint8)
     text[-1] = ord("]")
-    return msgspec.Raw(text.data)
+    return text.data
 
 
 @cache

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Sequence
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+import numpy as np
 
 from gyre.proxy.conversation import Message
 from gyre.proxy.exchange import Refusal
@@ -169,13 +171,47 @@ def decoded(fields: Fields, without: Collection[str]) -> dict[str, Any]:
     return {name: decode(raw, name) for name, raw in fields.items() if name not in without}
 
 
-def items_of(fields: Fields, name: str) -> list[msgspec.Raw]:
-    """Field `name` as a list of undecoded items; [] where it is absent or null. Raises Refusal."""
-    raw = fields.get(name)
-    if raw is None or raw == b"null":
+def split(
+    body: bytes, name: str, of_text: Callable[[msgspec.Raw], msgspec.Raw] | None = None
+) -> tuple[Fields, list[msgspec.Raw]]:
+    """The body's fields, and the items of the list in field `name`, whose field then says nothing. Raises Refusal.
+
+    Nearly all of a body is that list, so it is gone through once: what is around its items is small JSON by itself.
+    `of_text`: the one item that a text in place of the list means.
+    """
+    try:
+        items: list[msgspec.Raw] = _listed(name).decode(body).items
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        # Whatever it is, what follows says it of the right part.
+        items = []
+    if not items:
+        fields = fields_of(body)
+        given = fields.get(name, _NULL)
+        if of_text is not None and memoryview(given)[:1].tobytes() == b'"':
+            return fields, [of_text(given)]
+        return fields, _items_of(given, name)
+    start = _address(items[0]) - _address(body)
+    end = _address(items[-1]) - _address(body) + len(items[-1])
+    return fields_of(body[:start] + body[end:]), items
+
+
+@cache
+def _listed(name: str) -> Any:
+    """Decodes a body of which only the list in field `name` counts."""
+    field: Any = ("items", list[msgspec.Raw], msgspec.field(default_factory=list))
+    return msgspec.json.Decoder(msgspec.defstruct("Listed", [field], rename={"items": name}))
+
+
+def _address(view: bytes) -> int:
+    """Where the bytes of a view lie: an item is a view of its body."""
+    return int(np.frombuffer(view, dtype=np.uint8).ctypes.data)
+
+
+def _items_of(given: msgspec.Raw, name: str) -> list[msgspec.Raw]:
+    if given == _NULL:
         return []
     try:
-        return _items.decode(raw)
+        return _items.decode(given)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Refusal("invalid", f"{name}: list is needed") from error
 

@@ -31,6 +31,8 @@ _PREFIX = re.compile(r"/s/([^/]+)(/.*)")
 _MODELS = ("/v1/models", "/models")
 _KEY_LENGTH = 16
 _LINGER = 0.05
+_READ_BYTES = 1 << 20
+"""A body is read in pieces of up to this: histories have megabytes."""
 
 
 class ProxyExecution(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +119,7 @@ class Proxy:
         through it.
         """
         sock.setblocking(False)
-        server = web.Server(partial(self._answer, key), access_log=None)
+        server = web.Server(partial(self._answer, key), access_log=None, read_bufsize=_READ_BYTES)
         self._listeners[sock] = (await asyncio.get_running_loop().create_server(server, sock=sock), server)
 
     async def remove_listener(self, sock: socket.socket) -> None:

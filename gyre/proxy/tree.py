@@ -69,17 +69,16 @@ class CallTree:
 
     def sequence(self, number: int, length: int | None = None) -> array[int]:
         """The first `length` tokens (default: all) of the whole sequence of turn `number`; -1 has none."""
-        parts: list[memoryview] = []
+        parts: list[array[int]] = []
         node = self._nodes.get(number)
         end = (node.length if node else 0) if length is None else length
         while node is not None:
             if end > node.keep:
-                parts.append(memoryview(node.tokens)[: end - node.keep])
+                parts.append(node.tokens if end == node.length else node.tokens[: end - node.keep])
                 end = node.keep
             node = self._nodes.get(node.parent)
         whole: array[int] = array("i")
-        for part in reversed(parts):
-            whole.frombytes(part.cast("B"))
+        whole.frombytes(b"".join(reversed(parts)))
         return whole
 
     def branch(self, tokens: Sequence[int], parent: int, matched: int) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from typing import Any
 from gyre.proxy.conversation import Conversation, Message, Tool, ToolCall
 from gyre.proxy.dialects.reading import optional
 from gyre.proxy.exchange import Refusal, Request
-from gyre.proxy.histories import Histories, Reader, decoded, fields_of, identity, items_of
+from gyre.proxy.histories import Histories, Reader, decoded, identity, split
 
 _ASKED = (
     "temperature",
@@ -41,10 +41,9 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 
 def read(body: bytes, histories: Histories) -> Request:
     """Raises Refusal."""
-    fields = fields_of(body)
+    fields, given = split(body, "messages")
     value = decoded(fields, ("messages", "tools"))
     _refuse_unserved(value)
-    given = items_of(fields, "messages")
     if not given:
         raise Refusal("invalid", "messages: a list with at least one message is needed")
     messages, _, digest = histories.read("messages", given, _Reader())

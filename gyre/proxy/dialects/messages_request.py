@@ -13,7 +13,7 @@ import msgspec
 from gyre.proxy.conversation import Conversation, Message, Tool, ToolCall
 from gyre.proxy.dialects.reading import listed, optional, positive
 from gyre.proxy.exchange import Hints, Refusal, Request
-from gyre.proxy.histories import Histories, Reader, decoded, fields_of, identity, items_of
+from gyre.proxy.histories import Histories, Reader, decoded, identity, split
 
 _ASKED = ("temperature", "top_p", "top_k", "thinking", "output_config", "output_format", "service_tier", "speed")
 _NOT_SERVED = ("mcp_servers", "container")
@@ -24,12 +24,11 @@ _SERVER_TOOLS = ("web_search_", "web_fetch_")
 
 def read(body: bytes, histories: Histories) -> Request:
     """Raises Refusal."""
-    fields = fields_of(body)
+    fields, given = split(body, "messages")
     value = decoded(fields, ("messages", "tools"))
     for name in _NOT_SERVED:
         if value.get(name):
             raise Refusal("unsupported", f"{name}: not served here")
-    given = items_of(fields, "messages")
     if not given:
         raise Refusal("invalid", "messages: at least one message is required")
     messages, users, digest = histories.read("messages", given, _Reader())

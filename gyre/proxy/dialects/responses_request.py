@@ -15,7 +15,7 @@ import msgspec
 from gyre.proxy.conversation import Conversation, Message, Tool, ToolCall
 from gyre.proxy.dialects.reading import listed, optional, positive
 from gyre.proxy.exchange import Hints, Refusal, Request
-from gyre.proxy.histories import Fields, Histories, Reader, decoded, fields_of, identity, items_of
+from gyre.proxy.histories import Histories, Reader, decoded, identity, split
 
 _ASKED = ("temperature", "top_p", "reasoning", "parallel_tool_calls", "service_tier", "truncation", "verbosity")
 _NOT_SERVED = ("previous_response_id", "conversation", "background", "prompt", "top_logprobs")
@@ -30,13 +30,13 @@ _FREEFORM = {"type": "object", "properties": {"input": {"type": "string"}}, "req
 
 def read(body: bytes, histories: Histories) -> Request:
     """Raises Refusal."""
-    fields = fields_of(body)
+    fields, items = split(body, "input", _of_text)
     value = decoded(fields, ("input", "tools"))
     _refuse_unserved(value)
     tools, server_tools, spoken = histories.once(fields, "tools", _all_tools)
     if value.get("tool_choice") == "none":
         tools = ()
-    messages, users, digest = histories.read("input", _input(fields), _Reader())
+    messages, users, digest = histories.read("input", items, _Reader())
     if not messages:
         raise Refusal("invalid", "input: text or a list with at least one item is needed")
     return Request(
@@ -70,12 +70,9 @@ def _refuse_unserved(value: dict[str, Any]) -> None:
         raise Refusal("unsupported", "text.format: only text is served")
 
 
-def _input(fields: Fields) -> list[msgspec.Raw]:
-    """Items; text alone is one message of the user's."""
-    given = fields.get("input")
-    if given is not None and memoryview(given)[:1].tobytes() == b'"':
-        return [msgspec.Raw(b'{"role":"user","content":' + given + b"}")]
-    return items_of(fields, "input")
+def _of_text(given: msgspec.Raw) -> msgspec.Raw:
+    """The item that a text alone stands for."""
+    return msgspec.Raw(b'{"role":"user","content":%b}' % bytes(given))
 
 
 class _Reader(Reader):
