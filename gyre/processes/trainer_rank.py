@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import dataclasses
 import json
 import os
 import queue
@@ -177,7 +176,7 @@ class Rank:
             microstep, digest = read_microstep(path)
             if digest != announced["digest"]:
                 raise RuntimeError(f"{path} is not what was announced: digest {digest}, not {announced['digest']}")
-            stats.append(dataclasses.asdict(self.trainer.train_microstep(MicroStepBatch.of(microstep, self.weights))))
+            stats.append(self.trainer.train_microstep(MicroStepBatch.of(microstep, self.weights)).row())
             self._micro.append(announced["microstep"])
         return {"stats": stats}
 
@@ -228,7 +227,7 @@ class Rank:
         if sorted(self._micro) != sorted(microsteps):
             raise RuntimeError(f"step {step}: the buffer holds {len(self._micro)} micro-steps, not the packed ones")
         train = self.recipe.train
-        rate = learning_rate(step - 1, train.learning_rate, train.warmup_steps)
+        rate = learning_rate(step - 1, train)
         stats = self.trainer.commit(executions, rate, targets=len(microsteps))
         self._micro = []
         self.holds = ""
