@@ -17,6 +17,7 @@ HARNESSES := claude-code@2.1.220 claude-code@2.1.332 codex@0.171.0 qwen-code@0.1
 	opencode@1.18.33 mini-swe-agent@2.4.6
 
 test-slow: $(STAMP)
+	-bash scripts/system-packages python3-pytest  # the small tasks' own tests want it in /usr
 	for harness in $(HARNESSES); do $(BIN)/gyre harness install $$harness; done
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 900 --ignore tests/slurm
 
