@@ -28,10 +28,11 @@ COMMANDS: dict[str, str] = {
     "eval": "How well a run's weights, or a model, do on held-out tasks.",
     "simulate": "What a run would take, in each mode, with how many cells.",
     "verify": "Audit a run's ledger.",
-    "export": "A step's weights as a Hugging Face folder.",
+    "export": "A step's weights as a Hugging Face folder, or executions as ATIF.",
     "tasks": "Check task folders.",
     "doctor": "Check this machine.",
     "harness": "Install and list harnesses.",
+    "engine": "Install engines.",
 }
 
 
