@@ -49,7 +49,7 @@ class Reader:
             self.open = None
 
 
-class Place(NamedTuple):
+class Place(msgspec.Struct, frozen=True, gc=False):
     """How far a reader had come behind an item, and the digest of all items up to it."""
 
     messages: int
