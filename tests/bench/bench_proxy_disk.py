@@ -3,8 +3,8 @@
 Run: `python tests/bench/bench_proxy_disk.py [--executions 4] [--calls 100] [--tail 900] [--output 150]`.
 
 Turns of real text's token ids (no piece twice), with log-probabilities that have a sampler's spread, go through the
-worker's own shards and are sealed. Beside it the same calls are stored with one whole row each: its prompt and all. Both
-are the same format with the same compression.
+worker's own shards and are sealed. Beside it the same calls are stored with one whole row each, prompt and all, in the
+same format with the same compression.
 """
 
 from __future__ import annotations
