@@ -1,6 +1,7 @@
 """One worker's proxy with many live executions that all have a long context.
 
-Run: `python tests/bench/bench_proxy_live.py [--executions 256] [--context 100000] [--rate 1.0] [--seconds 20]`.
+Run: `python tests/bench/bench_proxy_live.py [--executions 256] [--context 100000] [--rate 1.0] [--seconds 20]
+[--realtime]`.
 
 Every execution's conversation is brought to the context first. Then each calls at random times, `rate` times a second
 on average, with a tail of about 1,000 tokens, whether or not the others' calls are done. Harnesses, proxy and engine
@@ -75,13 +76,15 @@ async def live(agents: list[Agent], rate: float, seconds: float) -> tuple[list[f
     return due_latencies, latencies, errors
 
 
-async def measure(told: argparse.Namespace, folder: Path, proxy: lab.Child) -> None:
+async def measure(told: argparse.Namespace, folder: Path, proxy: lab.Child, realtime: list[int]) -> None:
     text = lab.source_text()
     tail = int(900 * lab.characters_per_token(folder, text))
     empty = proxy.memory
     async with lab.connections(proxy.port, told.executions) as opened:
         agents = [Agent(n, c, lab.Conversation("messages", text, tail, n)) for n, c in enumerate(opened)]
         await fill(agents, told.context)
+        for process in realtime:
+            os.sched_setscheduler(process, os.SCHED_RR, os.sched_param(1))
         filled, cpu, began = proxy.memory, proxy.cpu, time.monotonic()
         due, sent, errors = await live(agents, told.rate, told.seconds)
         took = time.monotonic() - began
@@ -105,12 +108,14 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=100_000)
     parser.add_argument("--rate", type=float, default=1.0)
     parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--realtime", action="store_true", help="as root: all else on the machine waits")
     told = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         lab.make_model(folder / "model")
         with lab.child("engine", folder) as engine, lab.child("proxy", folder, engine.url, told.executions) as proxy:
-            asyncio.run(measure(told, folder, proxy))
+            processes = [0, engine.process.pid, proxy.process.pid] if told.realtime else []
+            asyncio.run(measure(told, folder, proxy, processes))
 
 
 if __name__ == "__main__":
