@@ -1,6 +1,6 @@
 """Runs on a Slurm cluster of the bench's own (as root): how long Slurm and the ledger take, and what failures cost.
 
-    python -m tests.bench.bench_slurm [--cells 4] [--steps 4]
+    python -m tests.bench.bench_slurm [--cells 4] [--steps 4] [--only times|failures]
 
 Prints: submission to first sampled token; requeue to first sampled token; order of the scheduler to acknowledgement;
 and for each failure the seconds to the next committed step and the work that was done again. All processes share this
@@ -102,7 +102,7 @@ def measure_failures(run: Submitted) -> None:
     run.wait_for_step(4)
     folder = run.opened.run
     each = statistics.median(after - before for (before, _), (after, _) in pairwise(commits(folder)))
-    print(f"a step: {each:.1f} s (median)")
+    print(f"a step: {each:.1f} s (median)", flush=True)
     for name, fail in failures(run).items():
         before, newest = repeated(folder), reached(run.opened)
         began = time.time()
@@ -111,7 +111,7 @@ def measure_failures(run: Submitted) -> None:
         seconds = min(t for t, step in commits(folder) if t > began and step > newest) - began
         again = [now - then for now, then in zip(repeated(folder), before, strict=True)]
         print(f"{name}: next step after {seconds:.1f} s; done again: {again[0]} steps, ", end="")
-        print(f"{again[1]} executions, {again[2]} sampled tokens lost")
+        print(f"{again[1]} executions, {again[2]} sampled tokens lost", flush=True)
         run.wait_for_step()
     run.cancel()
 
@@ -141,6 +141,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--cells", type=int, default=4)
     parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--only", choices=["times", "failures"])
     options = parser.parse_args()
     home = Path(tempfile.mkdtemp(prefix="gyre-bench-"))
     cache = Path(os.environ.get("GYRE_CACHE", home / "cache"))
@@ -153,6 +154,8 @@ def main() -> None:
             ("times", lambda run: measure_times(run, options.steps), (f"cells.count={options.cells}",)),
             ("failures", measure_failures, ()),
         ):
+            if options.only not in (None, name):
+                continue
             (home / name).mkdir()
             measure(Submitted(cluster, home / name, cache, tasks, ENDLESS, *settings))
             cluster.heal()
