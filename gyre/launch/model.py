@@ -14,15 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gyre.errors import UserError
+from gyre.ledger.layout import cache_home
 from gyre.recipe.schema import Model
 
 COMPLETE = "COMPLETE"
-
-
-def cache_home() -> Path:
-    """GYRE_CACHE, else gyre below the user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("GYRE_CACHE") or Path(base) / "gyre")
 
 
 def resolve_model(model: Model, seed: int, say: Callable[[str], None]) -> Path:

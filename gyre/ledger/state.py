@@ -34,7 +34,11 @@ class Execution(Struct):
 
     def last(self) -> int:
         """The newest attempt that was dispatched (as far as was read); 0: none."""
-        return max((number for number, attempt in self.attempts.items() if attempt.incarnation), default=0)
+        newest = 0
+        for number, attempt in self.attempts.items():
+            if number > newest and attempt.incarnation:
+                newest = number
+        return newest
 
     def outcome(self) -> ev.Finished | None:
         """What ends the execution; None while it is open or was excluded unfinished.
@@ -130,8 +134,8 @@ class Lineage(Struct):
     """The core's order of additions: ("done", grant) and ("merged", index into `merged`). Replay adds in this order."""
 
     def step(self) -> int:
-        """The newest committed step of this lineage."""
-        return max(self.committed, default=self.opened.step)
+        """The newest committed step of this lineage: its core commits them in their order."""
+        return next(reversed(self.committed), self.opened.step)
 
 
 class Acceptance(Struct, frozen=True):
@@ -151,6 +155,22 @@ class Tally(Struct):
     excluded: int = 0
     tokens_sampled: int = 0
     """Over all attempts that ended."""
+
+
+class Live(Struct):
+    """What is asked of the open executions at every decision: the fold keeps it, so that nobody visits them all.
+
+    It follows from `open`, `routes` and `executions`. No entry is empty.
+    """
+
+    groups: dict[str, int] = field(default_factory=dict)
+    """group -> how many of its executions are open"""
+    waiting: set[str] = field(default_factory=set)
+    """open executions without an attempt, or whose newest one asks for another"""
+    running: dict[str, dict[int, set[tuple[str, int]]]] = field(default_factory=dict)
+    """worker -> incarnation -> (execution, attempt) dispatched to it and not ended, of open executions"""
+    routed: dict[str, set[str]] = field(default_factory=dict)
+    """cell -> open executions with a route to it; "" for those without a route"""
 
 
 class RunState(Struct):
@@ -173,6 +193,7 @@ class RunState(Struct):
     executions: dict[str, Execution] = field(default_factory=dict)
     open: set[str] = field(default_factory=set)
     """planned executions without a terminal outcome: |open| is the waterlevel."""
+    live: Live = field(default_factory=Live)
     tally: Tally = field(default_factory=Tally)
     planned: int = 0
     """training groups so far"""
@@ -224,6 +245,8 @@ class RunState(Struct):
     @property
     def ended(self) -> ev.RunEnded | None:
         """How the run ended, unless a later scheduler goes on with it."""
+        if not self.ends:
+            return None
         return self.ends.get(max(self.opened.get("scheduler", {}), default=0))
 
     @property
@@ -249,8 +272,7 @@ class RunState(Struct):
         return self.lineages[max(self.lineages)] if self.lineages else None
 
     def group_terminal(self, group: str) -> bool:
-        plan = self.groups[group].plan
-        return all(name not in self.open for name in execution_names(plan))
+        return group not in self.live.groups
 
     def graded(self, group: str) -> list[tuple[str, ev.Finished]]:
         """(execution, outcome) of the graded executions of a group, in their order."""

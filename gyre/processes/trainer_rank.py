@@ -134,7 +134,9 @@ class Rank:
         keys = json.loads((self.run.keys / key_file).read_text())
         async with aiohttp.ClientSession() as session:
             client = EngineClient(url, session, keys["api_key"], keys["admin_key"], None)
-            return await push_weights(client, tensors, weight_version, BUCKET_BYTES)
+            return await push_weights(
+                client, tensors, weight_version, BUCKET_BYTES, self.recipe.rollout.tensor_parallel
+            )
 
     def _bytes(self, manifest: Manifest) -> memoryview | np.ndarray[Any, Any]:
         """This rank's buffer of a manifest, verified."""

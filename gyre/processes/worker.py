@@ -19,7 +19,7 @@ from pathlib import Path
 
 import aiohttp
 
-from gyre.engines.client import EngineClient
+from gyre.engines.client import EngineClient, vocabulary
 from gyre.executions.execution import (
     CallReport,
     ExecutionRequest,
@@ -72,6 +72,7 @@ class Worker(Process):
         self.sandbox: Sandbox | None = None
         self.proxy: Proxy | None = None
         self._clients: dict[tuple[str, str], EngineClient] = {}
+        self._vocabulary = vocabulary(Path(self.job.model))
         self._session: aiohttp.ClientSession | None = None
         self._waiting: asyncio.Queue[ev.Dispatch] = asyncio.Queue()
         self._keys: dict[str, str] = {}
@@ -187,7 +188,7 @@ class Worker(Process):
         if known is None:
             if self._session is None:
                 raise RuntimeError("the worker has not started")
-            known = EngineClient(route.url, self._session, route.key, None, None)
+            known = EngineClient(route.url, self._session, route.key, None, self._vocabulary)
             self._clients[route.url, route.key] = known
         return known
 

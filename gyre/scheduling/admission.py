@@ -62,8 +62,10 @@ def _eval_plans(settings: Settings, burst: int) -> list[ev.GroupPlan]:
 def dispatch(world: World) -> list[ev.Event]:
     """Orders to workers, as their slots allow: older executions first, the freest worker first."""
     state = world.state
+    todo = sorted(state.live.waiting | _left_behind(world))
+    if not todo:
+        return []
     free = _free_slots(world)
-    todo = sorted(name for name in state.open if _next_attempt(world, name) is not None)
     todo.sort(key=lambda name: state.groups[state.executions[name].group].order)
     batches: dict[str, list[ev.Dispatch]] = {}
     excluded: list[ev.Event] = []
@@ -91,12 +93,22 @@ def _free_slots(world: World) -> dict[str, int]:
         for worker in world.settings.workers
         if worker not in world.dead and state.incarnation(worker) in state.slots.get(worker, {})
     }
-    for name in state.open:
-        for attempt in state.executions[name].attempts.values():
-            if attempt.finished is None and attempt.incarnation == state.incarnation(attempt.worker):
-                if attempt.worker in free:
-                    free[attempt.worker] -= 1
+    for worker in free:
+        free[worker] -= len(state.live.running.get(worker, {}).get(state.incarnation(worker), ()))
     return free
+
+
+def _left_behind(world: World) -> set[str]:
+    """Open executions whose newest attempt runs nowhere: its worker is dead, or another incarnation now."""
+    state = world.state
+    left = {
+        name
+        for worker, incarnations in state.live.running.items()
+        for incarnation, attempts in incarnations.items()
+        if worker in world.dead or incarnation != state.incarnation(worker)
+        for name, _ in attempts
+    }
+    return {name for name in left if _next_attempt(world, name) is not None}
 
 
 def _next_attempt(world: World, name: str) -> int | None:
