@@ -1,4 +1,4 @@
-"""One fault at every moment of the protocol: each process is killed, or stands still and is replaced, or loses a rank."""
+"""One fault at every moment of the protocol: a process is killed, or stands still and is replaced, or loses a rank."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ class Free(Sim):
                 if rng.random() < 0.1:
                     self.restart(name)
             self.step(rng.randrange(1 << 30))
-            if self._stuck > STUCK:
+            if self._stuck > STUCK and not self.down():
                 raise Violation(f"deadlock: {self.describe()}")
         else:
             raise Violation(f"the run does not end: {self.describe()}")
