@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+import msgspec
+
 from gyre.ledger import events as ev
 from gyre.ledger.state import (
     Acceptance,
@@ -192,7 +194,7 @@ def _dispatched(state: RunState, line: Line) -> None:
         execution = _execution(state, dispatch.execution)
         before = _lift(state, dispatch.execution, execution)
         attempt = _attempt(execution, dispatch.attempt)
-        attempt.worker, attempt.incarnation = event.worker, event.incarnation
+        attempt.worker, attempt.incarnation, attempt.epoch = event.worker, event.incarnation, line.incarnation
         _settle(state, dispatch.execution, execution, before)
 
 
@@ -435,12 +437,17 @@ def _committed(state: RunState, line: Line) -> None:
     lineage.t_committed[line.event.step] = line.t
 
 
+def _checkpointed(state: RunState, line: Line) -> None:
+    committed = state.lineages[line.event.lineage].committed
+    committed[line.event.step] = msgspec.structs.replace(committed[line.event.step], checkpointed=True)
+
+
 def _ended(state: RunState, line: Line) -> None:
     state.ends[line.incarnation] = line.event
 
 
 def _cancel(state: RunState, line: Line) -> None:
-    state.asked[line.incarnation] = 1 + line.event.now
+    state.asked[line.incarnation] = line.event
 
 
 _HANDLERS: dict[type, Callable[[RunState, Any], None]] = {
@@ -467,12 +474,13 @@ _HANDLERS: dict[type, Callable[[RunState, Any], None]] = {
     ev.MergeOrdered: lambda state, line: _step(state, line.event.step).merges_ordered.append(line.event),
     ev.FenceOrdered: lambda state, line: state.fences_ordered.append(line.event),
     ev.CommitOrdered: lambda state, line: _step(state, line.event.step).commits_ordered.append(line.event),
+    ev.CheckpointOrdered: lambda state, line: _step(state, line.event.step).checkpoints_ordered.append(line.event),
     ev.RestartOrdered: lambda state, line: state.restarts_ordered.append(line.event),
     ev.TaskSetAside: lambda state, line: state.set_aside.__setitem__(line.event.task, line.event.reason),
     ev.StopOrdered: lambda state, line: state.stops.__setitem__(line.incarnation, line.event.reason),
     ev.RunEnded: _ended,
     ev.CancelRequested: _cancel,
-    ev.ResumeRequested: lambda state, line: state.asked.__setitem__(line.incarnation, 0),
+    ev.ResumeRequested: lambda state, line: state.asked.__setitem__(line.incarnation, None),
     ev.GaveUp: lambda state, line: state.gave_up.__setitem__(line.incarnation, line.event.reason),
     ev.CellEntered: _cell_entered,
     ev.EngineStarted: _engine_started,
@@ -486,6 +494,7 @@ _HANDLERS: dict[type, Callable[[RunState, Any], None]] = {
     ev.Refused: _refused,
     ev.Fenced: _fenced,
     ev.Committed: _committed,
+    ev.Checkpointed: _checkpointed,
     ev.ProcessStarted: lambda state, line: state.processes.__setitem__(line.event.name, line.event),
     ev.ProcessEnded: lambda state, line: state.processes_ended.__setitem__(line.event.name, line.event),
 }

@@ -19,6 +19,8 @@ class Attempt(Struct):
     worker: str = ""
     incarnation: int = 0
     """The worker incarnation that it was dispatched to; 0: not dispatched yet (as far as was read)."""
+    epoch: int = 0
+    """The scheduler incarnation that dispatched it."""
     started: bool = False
     t_started: float = 0.0
     t_finished: float = 0.0
@@ -90,6 +92,7 @@ class Step(Struct):
     offers_ordered: list[ev.OfferOrdered] = field(default_factory=list)
     merges_ordered: list[ev.MergeOrdered] = field(default_factory=list)
     commits_ordered: list[ev.CommitOrdered] = field(default_factory=list)
+    checkpoints_ordered: list[ev.CheckpointOrdered] = field(default_factory=list)
 
 
 class Contribution(Struct):
@@ -222,8 +225,8 @@ class RunState(Struct):
     gave_up: dict[int, str] = field(default_factory=dict)
     """supervisor incarnation -> why"""
 
-    asked: dict[int, int] = field(default_factory=dict)
-    """control incarnation -> 0 go on, 1 cancel, 2 cancel now"""
+    asked: dict[int, ev.CancelRequested | None] = field(default_factory=dict)
+    """control incarnation -> its word; None: go on"""
     slots: dict[str, dict[int, int]] = field(default_factory=dict)
     acknowledged: dict[str, dict[int, tuple[int, int]]] = field(default_factory=dict)
     cells: dict[str, dict[int, CellIncarnation]] = field(default_factory=dict)
@@ -234,25 +237,38 @@ class RunState(Struct):
     # ---- questions ----
 
     @property
+    def epoch(self) -> int:
+        """The newest scheduler incarnation."""
+        return max(self.opened.get("scheduler", {}), default=0)
+
+    @property
     def waterlevel(self) -> int:
         return len(self.open)
 
     @property
     def cancel(self) -> int:
         """0 no, 1 asked, 2 asked for now: the newest word of the command line."""
-        return self.asked.get(max(self.asked, default=0), 0)
+        asked = self._asked
+        return 1 + asked.now if asked is not None else 0
+
+    @property
+    def leaving(self) -> bool:
+        """Does the run stop because its job ends, to go on later?"""
+        return self._asked is not None and self._asked.leaving
+
+    @property
+    def _asked(self) -> ev.CancelRequested | None:
+        return self.asked.get(max(self.asked, default=0))
 
     @property
     def ended(self) -> ev.RunEnded | None:
         """How the run ended, unless a later scheduler goes on with it."""
-        if not self.ends:
-            return None
-        return self.ends.get(max(self.opened.get("scheduler", {}), default=0))
+        return self.ends.get(self.epoch) if self.ends else None
 
     @property
     def stopped(self) -> str | None:
         """Why every process should end now, or None."""
-        return self.stops.get(max(self.opened.get("scheduler", {}), default=0))
+        return self.stops.get(self.epoch)
 
     @property
     def failure(self) -> str | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import dataclasses
 import json
 import os
 import queue
@@ -177,7 +176,7 @@ class Rank:
             microstep, digest = read_microstep(path)
             if digest != announced["digest"]:
                 raise RuntimeError(f"{path} is not what was announced: digest {digest}, not {announced['digest']}")
-            stats.append(dataclasses.asdict(self.trainer.train_microstep(MicroStepBatch.of(microstep, self.weights))))
+            stats.append(self.trainer.train_microstep(MicroStepBatch.of(microstep, self.weights)).row())
             self._micro.append(announced["microstep"])
         return {"stats": stats}
 
@@ -228,15 +227,12 @@ class Rank:
         if sorted(self._micro) != sorted(microsteps):
             raise RuntimeError(f"step {step}: the buffer holds {len(self._micro)} micro-steps, not the packed ones")
         train = self.recipe.train
-        rate = learning_rate(step - 1, train.learning_rate, train.warmup_steps)
+        rate = learning_rate(step - 1, train)
         stats = self.trainer.commit(executions, rate, targets=len(microsteps))
         self._micro = []
         self.holds = ""
         if checkpoint:
-            meta = CheckpointMeta(lineage, step, version, tuple(microsteps))
-            self.trainer.save_checkpoint(self.run.checkpoints, meta, f"{self.cell}.{self.incarnation}")
-            if self.layout.rank == 0:
-                prune(self.run.checkpoints, train.keep_checkpoints, lineage)
+            self.checkpoint(lineage, step, version, microsteps)
         published = self.publish(lineage, step, version)
         return {
             **published,
@@ -244,6 +240,14 @@ class Rank:
             "skipped": bool(stats.skipped),
             "learning_rate": rate,
         }
+
+    def checkpoint(self, lineage: int, step: int, version: int, microsteps: list[str]) -> dict[str, Any]:
+        """Save the weights and the optimizer as they are after `step`, made of `microsteps`; old ones are pruned."""
+        meta = CheckpointMeta(lineage, step, version, tuple(microsteps))
+        self.trainer.save_checkpoint(self.run.checkpoints, meta, f"{self.cell}.{self.incarnation}")
+        if self.layout.rank == 0:
+            prune(self.run.checkpoints, self.recipe.train.keep_checkpoints, lineage)
+        return {}
 
     # ---- memory ----
 
@@ -265,6 +269,7 @@ OPERATIONS = frozenset(
         "zero",
         "merge",
         "commit",
+        "checkpoint",
         "offload",
         "onload",
     }

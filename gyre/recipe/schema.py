@@ -32,7 +32,10 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 class Tasks(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     path: str
-    """Folder of Harbor task folders."""
+    """Folder of task folders: Harbor's, terminal-bench's, NL2RepoBench's, or of an entry point of `gyre.tasks`."""
+    reward: str = ""
+    """How the grader's files become a number: `file`, `junit`, `junit-all`, or what an entry point of `gyre.rewards`
+    offers; empty: as the task's format says."""
     harness_timeout: Seconds = 7200.0
     """Then the harness is ended, and its workspace graded as it stands."""
     execution_timeout: Seconds = 14400.0
@@ -42,7 +45,11 @@ class Tasks(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     grader_attempts: Positive = 2
     """Gradings that may fail before the execution is excluded."""
     attempts: Positive = 3
-    """How often an execution is dispatched before it is excluded."""
+    """How often an execution may fail, or lose its worker, before it is excluded. What the end of a job interrupts is
+    dispatched again, and does not count."""
+    interrupted: Literal["again", "grade"] = "again"
+    """What the announced end of a job does to what runs: dispatched again in the next one, or ended in time and graded
+    as it stands. Without warning it is dispatched again either way."""
 
 
 class Harness(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -150,6 +157,8 @@ class Objective(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Baseline within a group."""
     std_floor: Annotated[float, Meta(gt=0.0)] = 1e-4
     """Least standard deviation that divides."""
+    difference_limit: Annotated[float, Meta(ge=0.0)] = 0.0
+    """The run stops when trainer and engine differ by a larger spread in a step (nats); 0: never."""
 
 
 class Train(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -157,7 +166,11 @@ class Train(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Optimizer steps of the run; 0: it only evaluates."""
     learning_rate: Annotated[float, Meta(gt=0.0)] = 1e-6
     warmup_steps: Natural = 0
-    """Steps of linear warm-up; constant afterwards."""
+    """Steps of linear warm-up."""
+    decay: Literal["constant", "linear", "cosine"] = "constant"
+    """What the learning rate does after the warm-up."""
+    decay_to: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    """Share of the learning rate that the last step has, unless it is constant."""
     weight_decay: Annotated[float, Meta(ge=0.0)] = 0.0
     adam_betas: tuple[float, float] = (0.9, 0.95)
     adam_eps: float = 1e-8
@@ -216,6 +229,8 @@ class Slurm(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     requeue: bool = True
     signal_before_end: Seconds = 600.0
     prologue: list[str] = field(default_factory=list)
+    container: list[str] = field(default_factory=list)
+    """Words before the interpreter on every node: `["apptainer", "exec", "--nv", "/shared/gyre.sif"]`."""
 
 
 class Local(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

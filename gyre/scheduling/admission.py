@@ -2,7 +2,7 @@
 
 Invariant: groups are planned at burst boundaries only, until (phi + mu) * B are outstanding, never more than the run
 still needs; the waterlevel never rises inside a burst. A lost or failed attempt is dispatched again at once, within
-its budget; a completed execution never is.
+its budget, to which an attempt that the end of a job interrupted does not count; a completed execution never is.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def dispatch(world: World) -> list[ev.Event]:
     for name in todo:
         execution = state.executions[name]
         attempt = _next_attempt(world, name) or 0
-        if attempt > world.settings.attempts:
+        if charged(execution, state.epoch) >= world.settings.attempts:
             excluded.append(ev.Excluded(execution=name, reason=_last_reason(execution)))
             continue
         worker = max(free, key=lambda w: (free[w], w), default=None)
@@ -122,6 +122,25 @@ def _next_attempt(world: World, name: str) -> int | None:
         return last + 1 if attempt.finished.outcome == "retry" else None
     lost = attempt.incarnation != world.state.incarnation(attempt.worker) or attempt.worker in world.dead
     return last + 1 if lost else None
+
+
+def under_way(world: World, name: str) -> bool:
+    """Does a worker that is there have an attempt of it?"""
+    return _next_attempt(world, name) is None
+
+
+def charged(execution: Execution, epoch: int) -> int:
+    """How many attempts were used up: failed, or lost with their worker under the scheduler that dispatched them.
+
+    Of an execution that waits for its next one. An attempt that was lost while the scheduler changed too went with its
+    job (requeued, preempted, cancelled): that says nothing about the execution, and may happen any number of times.
+    """
+    attempts = [execution.attempts[number] for number in range(1, execution.last() + 1)]
+    lost_under = [*(attempt.epoch for attempt in attempts[1:]), epoch]
+    return sum(
+        not attempt.finished.interrupted if attempt.finished is not None else attempt.epoch == lost
+        for attempt, lost in zip(attempts, lost_under)
+    )
 
 
 def _last_reason(execution: Execution) -> str:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 from gyre.ledger import events as ev
 from gyre.ledger.state import Lineage, RunState
-from gyre.scheduling.decide import DECISIONS, end
+from gyre.scheduling.decide import DECISIONS
+from gyre.scheduling.ending import cancel, end
 from gyre.scheduling.facts import World
 from gyre.scheduling.microsteps import AHEAD
 from gyre.scheduling.settings import Settings
@@ -136,6 +137,8 @@ class Decider:
         if self._state.ended is not None:
             return []
         world = self.world()
+        if self._state.cancel:
+            return cancel(world)
         ending = end(world)
         if ending:
             return ending

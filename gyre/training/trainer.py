@@ -6,15 +6,19 @@ Owns the operations that the rank program calls. Invariant: weights change only 
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from gyre.ledger.checkpoints import CheckpointInfo, CheckpointMeta
+from gyre.ledger.training_stats import statistics_of
+from gyre.objective.differences import units_of
 from gyre.objective.surrogate import Surrogate, surrogate
 from gyre.training import flat, layout, memory, shims, state, weights
 from gyre.training.architecture import read_architecture
@@ -53,6 +57,14 @@ class MicroStepStats:
     difference_mean: float
     difference_sum: float
     seconds: float
+    by_length: dict[str, float]
+    """The differences by sample length (`gyre.ledger.training_stats`)."""
+
+    def row(self) -> dict[str, float]:
+        """As the statistics of a `done` line."""
+        flat = dataclasses.asdict(self)
+        by_length: dict[str, float] = flat.pop("by_length")
+        return flat | by_length
 
 
 @dataclass(frozen=True)
@@ -182,7 +194,7 @@ class Trainer:
         )
         result.loss.backward()
         difference = logprobs.detach() - on_device.behaviour_logprobs
-        return _stats(batch, result, difference, entropy, time.perf_counter() - began)
+        return _stats(self.settings.objective, batch, result, difference, entropy, time.perf_counter() - began)
 
     def logprobs(self, batch: MicroStepBatch) -> torch.Tensor:
         """Log-probabilities of a micro-step's targets under the present weights, fp32 (M,) on the host."""
@@ -260,10 +272,17 @@ class Trainer:
 
 
 def _stats(
-    batch: MicroStepBatch, result: Surrogate, difference: torch.Tensor, entropy: torch.Tensor, seconds: float
+    objective: str,
+    batch: MicroStepBatch,
+    result: Surrogate,
+    difference: torch.Tensor,
+    entropy: torch.Tensor,
+    seconds: float,
 ) -> MicroStepStats:
+    samples = torch.from_numpy(batch.samples.astype(np.int64)).to(difference.device)
     if batch.comparable is not None:
-        difference = difference[torch.from_numpy(batch.comparable).to(difference.device)]
+        compared = torch.from_numpy(batch.comparable).to(difference.device)
+        difference, samples = difference[compared], samples[compared]
     magnitude = difference.abs() if len(difference) else torch.zeros(1)
     return MicroStepStats(
         loss=float(result.loss.detach()),
@@ -281,4 +300,5 @@ def _stats(
         difference_mean=float(magnitude.mean()),
         difference_sum=float(difference.sum()),
         seconds=seconds,
+        by_length=statistics_of(*units_of(objective, difference, samples, len(batch.advantages))),
     )
