@@ -21,9 +21,10 @@ from gyre.ledger.layout import RunFolder
 from gyre.ledger.orders import CELL_ORDERS
 from gyre.ledger.tail import Line
 from gyre.processes.base import EndProcess, Process, run_process
-from gyre.processes.children import Child, ChildDied, RankChild
+from gyre.processes.children import Child, ChildDied
 from gyre.processes.engine_child import EngineChild
 from gyre.processes.leases import keep_manifests
+from gyre.processes.ranks import Ranks
 
 log = logging.getLogger("gyre")
 
@@ -45,7 +46,7 @@ class Cell(Process):
         super().__init__(run, name)
         logs, model = run.log_dir(self.job.attempt), Path(self.job.model)
         self.engine = EngineChild(run, self.recipe, model, f"{name}-engine-0", logs / f"{name}-engine-0.log")
-        self.rank: RankChild | None = None
+        self.ranks: Ranks | None = None
         self.orders: deque[Any] = deque()
         self.news = asyncio.Event()
         self.current: ev.CellState = "starting"
@@ -94,7 +95,7 @@ class Cell(Process):
 
     async def work(self) -> None:
         try:
-            await asyncio.gather(self.engine.start(), self._start_rank())
+            await asyncio.gather(self.engine.start(), self._start_ranks())
             self._announce_engine()
             self.enter("ready")
             watch = asyncio.create_task(self._watch_engine())
@@ -106,18 +107,20 @@ class Cell(Process):
             self.enter("failed", detail=str(error))
             raise EndProcess(EXIT_RESTART, str(error)) from error
 
-    async def _start_rank(self) -> None:
+    async def _start_ranks(self) -> None:
         arguments = ["--run", str(self.run.path), "--cell", self.name, "--incarnation", str(self.incarnation)]
-        name = f"{self.name}-rank-0"
-        self.rank = await RankChild.start(
-            name, [*arguments, "--model", self.job.model], self.run.log_dir(self.job.attempt) / f"{name}.log"
+        self.ranks = await Ranks.start(
+            self.name,
+            self.recipe.train.ranks,
+            [*arguments, "--model", self.job.model],
+            self.run.log_dir(self.job.attempt),
         )
-        await self.rank.ready()
+        await self.ranks.ready()
 
     async def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
-        if self.rank is None:
-            raise ChildDied(f"{self.name} has no trainer rank")
-        return await self.rank.ask(op, **arguments)
+        if self.ranks is None:
+            raise ChildDied(f"{self.name} has no trainer ranks")
+        return await self.ranks.ask(op, **arguments)
 
     def _announce_engine(self) -> None:
         pid = self.engine.child.pid if self.engine.child is not None else 0
@@ -141,13 +144,13 @@ class Cell(Process):
             log.error("%s ended with status %s", child.name, child.process.returncode)
             await self._serve_role(self.served)
 
-    async def _watch_rank(self) -> None:
-        if self.rank is not None:
-            raise await self.rank.child.death()
+    async def _watch_ranks(self) -> None:
+        if self.ranks is not None:
+            raise await self.ranks.death()
 
     async def _obey(self) -> None:
         await self.until_accepted()
-        dead = asyncio.create_task(self._watch_rank())
+        dead = asyncio.create_task(self._watch_ranks())
         try:
             while True:
                 while self.orders:
@@ -393,8 +396,8 @@ class Cell(Process):
 
     async def close(self) -> None:
         await self.engine.close()
-        if self.rank is not None:
-            await self.rank.child.end()
+        if self.ranks is not None:
+            await self.ranks.end()
 
 
 def summed(stats: list[dict[str, Any]]) -> dict[str, float]:

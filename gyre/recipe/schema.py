@@ -167,6 +167,11 @@ class Train(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     keep_checkpoints: Annotated[int, Meta(ge=2)] = 2
     """Checkpoints that stay."""
 
+    @property
+    def ranks(self) -> int:
+        """Trainer ranks of a cell."""
+        return self.tensor_parallel * self.pipeline_parallel * self.context_parallel * self.data_parallel
+
 
 class Eval(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     path: str = ""

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from gyre.errors import UserError
+from gyre.recipe.schema import Train
 from gyre.training import shims
 from gyre.training.architecture import Architecture
 
@@ -35,6 +36,19 @@ class Layout:
     rendezvous: str = ""
     """`file:///path` or `tcp://host:port`; unused with one rank."""
     local_rank: int = 0
+
+    @classmethod
+    def of(cls, train: Train, rank: int, rendezvous: str = "") -> Layout:
+        """The place of one rank of a cell, by the recipe. All ranks of a cell are on one node."""
+        return cls(
+            rank=rank,
+            world=train.ranks,
+            tensor=train.tensor_parallel,
+            pipeline=train.pipeline_parallel,
+            data=train.data_parallel,
+            rendezvous=rendezvous,
+            local_rank=rank,
+        )
 
     def check(self, architecture: Architecture) -> None:
         """UserError, naming the recipe's key, for a layout that does not divide."""

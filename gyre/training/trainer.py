@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -81,6 +82,8 @@ class Trainer:
         self._gradients = Gradients(self._ddp)
         self._offloaded = memory.OffloadedTensors()
         self._optimizer: Adam | None = None
+        self._taken = 0
+        """micro-steps of `train_microsteps` whose gradients are in the buffers of this cell"""
         self.zero_gradients()
         if core:
             self.promote()
@@ -97,6 +100,14 @@ class Trainer:
 
     def close(self) -> None:
         layout.stop()
+
+    def agree(self, value: Any) -> list[Any]:
+        """Every rank's value, in rank order; a collective."""
+        if self.layout.world == 1:
+            return [value]
+        values: list[Any] = [None] * self.layout.world
+        dist.all_gather_object(values, value)
+        return values
 
     # Weights
 
@@ -153,6 +164,20 @@ class Trainer:
 
     def zero_gradients(self) -> None:
         self._gradients.zero()
+        self._taken = 0
+
+    def train_microsteps(self, batches: Sequence[MicroStepBatch]) -> list[MicroStepStats]:
+        """Add the gradients of the cell's next micro-steps; a collective of all its ranks, all with the same batches.
+
+        The data-parallel ranks take them in turn, counted from the last `zero_gradients`, so who trains what follows
+        from the order alone. Returns the statistics of every micro-step, on every rank.
+        """
+        first, self._taken = self._taken, self._taken + len(batches)
+        turn = parallel_state.get_data_parallel_rank()
+        mine = [index for index in range(len(batches)) if (first + index) % self.layout.data == turn]
+        own = {index: self.train_microstep(batches[index]) for index in mine}
+        stats = {index: one for part in reversed(self.agree(own)) for index, one in part.items()}
+        return [stats[index] for index in range(len(batches))]
 
     def train_microstep(self, batch: MicroStepBatch) -> MicroStepStats:
         """Add the gradient of the micro-step's loss sum to this cell's own buffers, unscaled."""
