@@ -30,7 +30,16 @@ NEIGHBOURS = {
     ("simulate", "views"): "a run is opened for reading to be simulated in other modes",
 }
 
-PURE = ("recipe", "ledger/events.py", "ledger/state.py", "ledger/fold.py", "scheduling", "trajectory")
+PURE = (
+    "recipe",
+    "ledger/events.py",
+    "ledger/event_base.py",
+    "ledger/cell_events.py",
+    "ledger/state.py",
+    "ledger/fold.py",
+    "scheduling",
+    "trajectory",
+)
 IMPURE_MODULES = {"torch", "asyncio", "socket", "aiohttp", "time", "subprocess", "threading", "megatron", "requests"}
 
 

@@ -16,8 +16,7 @@ PIPE_WIDTH = 160
 def list_runs(as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False) -> None:
     """All runs, newest first."""
     from gyre.launch.slurm_status import ask_slurm, joined
-    from gyre.ledger.layout import list_runs as folders
-    from gyre.ledger.layout import runs_home
+    from gyre.ledger.layout import list_runs as folders, runs_home
     from gyre.views.runs import read_run
 
     opened = [read_run(run) for run in folders()]

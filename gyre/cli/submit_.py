@@ -30,8 +30,7 @@ def submit(
 
     planned = plan(recipe, settings or [], local=local)
     if not local:
-        from gyre.launch.slurm_submit import dry_run as script
-        from gyre.launch.slurm_submit import submit_run
+        from gyre.launch.slurm_submit import dry_run as script, submit_run
 
         # all that can be refused is refused before there is a folder
         text = script(planned.recipe, runs_home() / (name or free_name(planned.recipe.name)))

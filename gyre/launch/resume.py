@@ -1,11 +1,13 @@
 """Going on with a run: the checks, and the next attempt.
 
-Invariant: a run that somebody still keeps going is refused: its liveness counters move, or its supervisor runs. What a
-predecessor left behind is ended by the supervisor before anything starts.
+Invariant: a run that somebody still keeps going is refused: its liveness counters move, or its supervisor runs; of two
+commands at the same moment one goes on, for an attempt is claimed by exclusive creation. What a predecessor left behind
+is ended by the supervisor before anything starts.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable
@@ -14,8 +16,8 @@ import msgspec
 
 from gyre.errors import UserError
 from gyre.launch.control import request_resume
-from gyre.ledger.files import write_atomic
-from gyre.ledger.identity import still_runs
+from gyre.ledger.files import ledger_writes, write_atomic
+from gyre.ledger.identity import process_start, still_runs
 from gyre.ledger.job import read_job, write_job
 from gyre.ledger.layout import RunFolder
 from gyre.ledger.liveness import read_counter
@@ -31,6 +33,7 @@ def prepare_resume(
     run: RunFolder, state: str, overrides: list[str], sleep: Callable[[float], None] = time.sleep
 ) -> Recipe:
     """Check, apply overrides to the frozen recipe, and count the attempt. Raises UserError."""
+    job = read_job(run)  # before we look: an attempt that another claims from here on is the one that we would
     recipe = load_recipe(run.recipe, overrides, folders=False)
     if state == "finished" and not overrides:
         raise UserError(f"{run.name} is finished: give it more to do with --set train.steps=N")
@@ -40,12 +43,30 @@ def prepare_resume(
     pid = supervisor_of(run)
     if pid:
         raise UserError(f"{run.name} is still alive (its supervisor is process {pid}): gyre cancel {run.name} first")
+    attempt = claim_attempt(run, job.attempt + 1)
     if overrides:
         write_atomic(run.recipe, dump_toml(recipe).encode())
-    job = read_job(run)
-    write_job(run, msgspec.structs.replace(job, attempt=job.attempt + 1))
+    write_job(run, msgspec.structs.replace(job, attempt=attempt))
     request_resume(run)
     return recipe
+
+
+def claim_attempt(run: RunFolder, attempt: int) -> int:
+    """Make this attempt ours, or the next one whose claimant died before it began. Raises UserError."""
+    while True:
+        path = run.launch / f"attempt-{attempt}"
+        try:
+            with ledger_writes(path), open(path, "x") as file:
+                file.write(f"{socket.gethostname()} {os.getpid()} {process_start():.0f}\n")
+            return attempt
+        except FileExistsError:
+            host, pid, start = (path.read_text().split() + ["", "0", "0"])[:3]
+            if host != socket.gethostname() or still_runs(int(pid), float(start)):
+                raise UserError(
+                    f"{run.name}: another gyre resume (process {pid} on {host or 'some host'}) has just begun attempt "
+                    f"{attempt}; look with gyre status {run.name}, or remove {path} if that process is gone"
+                ) from None
+            attempt += 1
 
 
 def supervisor_of(run: RunFolder) -> int:

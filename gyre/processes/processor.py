@@ -21,8 +21,7 @@ from gyre.ledger.state import RunState, Step, execution_names
 from gyre.ledger.turns import Turn
 from gyre.ledger.turns_merge import latest_rows
 from gyre.processes.base import POLL_SECONDS, Process, run_process
-from gyre.scheduling.settings import Settings as Plan
-from gyre.scheduling.settings import settings_of
+from gyre.scheduling.settings import Settings as Plan, settings_of
 from gyre.trajectory.settings import Settings
 from gyre.trajectory.steps import ConsumedGroup, ExecutionRecord, StepBuilder, StepRecord
 

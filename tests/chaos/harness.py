@@ -21,6 +21,7 @@ from gyre.ledger.view import LedgerView
 from gyre.views.audit import audit
 from gyre.views.runs import read_run
 from tests.chaos import moments, procs
+from tests.tasks import graded_at_random
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "short.toml"
@@ -39,13 +40,14 @@ def gyre(*arguments: str) -> list[str]:
 
 
 class Drill:
-    """One run of recipes/short.toml, in a GYRE_RUNS of its own."""
+    """One run of recipes/short.toml, in a GYRE_RUNS of its own, with rewards that make every group train."""
 
     def __init__(self, home: Path, cache: Path, steps: int = 2, settings: tuple[str, ...] = SMALL_MICROSTEPS) -> None:
         self.home = home
         self.run = RunFolder(home / "drill")
         self.steps = steps
-        self.settings = [f"train.steps={steps}", *PATIENT, *settings]
+        tasks = graded_at_random(home.parent / f"{home.name}.tasks")
+        self.settings = [f"train.steps={steps}", f"tasks.path={tasks}", *PATIENT, *settings]
         self.env = {**os.environ, "GYRE_RUNS": str(home), "GYRE_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
         self.output = home.parent / f"{home.name}.output"
         self.process: subprocess.Popen[bytes] | None = None

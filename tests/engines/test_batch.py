@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from gyre.engines.reference.batch import Batch, Limits
 from gyre.engines.reference.model import Model

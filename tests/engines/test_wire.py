@@ -11,8 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from gyre.engines.errors import EngineRefused, EngineUnavailable
 from gyre.engines.push import buckets, serialize_bucket

@@ -64,3 +64,22 @@ def test_a_cancellation_no_longer_counts(tmp_path: Path) -> None:
     assert read_run(run).state.cancel == 1
     prepare_resume(run, "cancelled", [], sleep=no_wait)
     assert read_run(run).state.cancel == 0
+
+
+def test_of_two_at_the_same_moment_one_goes_on(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+
+    def meanwhile(seconds: float) -> None:
+        prepare_resume(run, "failed", [], sleep=no_wait)  # another command, that has looked and found nobody too
+
+    with pytest.raises(UserError, match=rf"process {os.getpid()} on {socket.gethostname()}\) has just begun attempt 2"):
+        prepare_resume(run, "failed", ["train.steps=9"], sleep=meanwhile)
+    assert read_job(run).attempt == 2
+    assert load_recipe(run.recipe, folders=False).train.steps != 9
+
+
+def test_an_attempt_whose_claimant_died_is_passed_over(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    (run.launch / "attempt-2").write_text(f"{socket.gethostname()} {os.getpid()} 1\n")
+    prepare_resume(run, "failed", [], sleep=no_wait)
+    assert read_job(run).attempt == 3

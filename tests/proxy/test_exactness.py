@@ -8,8 +8,7 @@ import random
 from array import array
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from gyre.proxy.capture import Limits
 from gyre.proxy.dialects.chat import Chat

@@ -6,8 +6,7 @@ import random
 from collections import defaultdict
 
 import msgspec
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from gyre.ledger import events as ev
 from gyre.ledger.fold import LateCut, afresh, fold, fold_all

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from gyre.simulate.jobs import Drawn
 from gyre.simulate.policies import Progress, order, probe

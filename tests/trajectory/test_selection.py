@@ -3,8 +3,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Literal
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from gyre.ledger.turns import ROLES, Turn
 from gyre.trajectory.candidates import own_tips

@@ -6,8 +6,7 @@ from collections import defaultdict
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from gyre.ledger.microsteps import MicroStep
 from gyre.ledger.turns import Turn

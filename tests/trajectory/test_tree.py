@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from gyre.ledger.turns import Span, Turn
 from gyre.trajectory.tree import TrajectoryError, Tree

@@ -1,0 +1,127 @@
+"""Events of a cell: facts that its lead, and nobody else, writes. Part of the vocabulary in `gyre.ledger.events`.
+
+Invariant: each names the lineage and step that it speaks of, so that a reader can tell it from one of an earlier reign.
+"""
+
+from __future__ import annotations
+
+from gyre.ledger.event_base import CellState, JournalEvent
+
+
+class CellEntered(JournalEvent, frozen=True):
+    """The cell is in `state` now; the state before it lasted `seconds` (by the lead's own monotonic clock)."""
+
+    state: CellState
+    seconds: float = 0.0
+    lineage: int = 0
+    step: int = 0
+    """with state training: the step whose gradients are summed, and its lineage"""
+    detail: str = ""
+
+
+class EngineStarted(JournalEvent, frozen=True):
+    """An engine of the cell answers at `url`; its keys are in the 0600 file keys/`key_file`."""
+
+    engine: int
+    url: str
+    key_file: str
+    pid: int
+
+
+class Serving(JournalEvent, frozen=True):
+    """All engines of the cell report `weight_version`: the route is open."""
+
+    lineage: int
+    version: int
+    weight_version: str
+
+
+class ServingEnded(JournalEvent, frozen=True):
+    """The route is closed; calls in flight are cut and continue elsewhere or later."""
+
+
+class LineageOpened(JournalEvent, frozen=True):
+    """Core: `lineage` reigns from the weights after `step`."""
+
+    lineage: int
+    step: int
+    version: int
+    weight_version: str
+    manifest: str
+
+
+class Pulled(JournalEvent, frozen=True):
+    """The lease on the weights of (lineage, step) that the order gave is free again."""
+
+    lineage: int
+    step: int
+    seconds: float
+    nbytes: int
+
+
+class Done(JournalEvent, frozen=True):
+    """The gradients of these micro-steps are in this cell's buffer: also the ask for more."""
+
+    grant: int
+    lineage: int
+    step: int
+    microsteps: list[str]
+    seconds: float = 0.0
+    tokens: int = 0
+    stats: dict[str, float] = {}
+
+
+class Offered(JournalEvent, frozen=True):
+    """A contribution (lineage, step, cell incarnation, number): frozen until the core answers."""
+
+    lineage: int
+    step: int
+    number: int
+    microsteps: list[str]
+    manifest: str
+
+
+class Merged(JournalEvent, frozen=True):
+    """Core: all ranks have added this contribution."""
+
+    lineage: int
+    step: int
+    source: str
+    source_incarnation: int
+    number: int
+    microsteps: list[str]
+
+
+class Refused(JournalEvent, frozen=True):
+    """Core: this contribution was not added, and never will be."""
+
+    lineage: int
+    step: int
+    source: str
+    source_incarnation: int
+    number: int
+    reason: str
+
+
+class Fenced(JournalEvent, frozen=True):
+    """Core: contributions of this incarnation are refused from here on."""
+
+    lineage: int
+    source: str
+    source_incarnation: int
+
+
+class Committed(JournalEvent, frozen=True):
+    """Core: the optimizer has made `step`; its weights can be pulled at `manifest`."""
+
+    lineage: int
+    step: int
+    version: int
+    weight_version: str
+    manifest: str
+    checkpointed: bool
+    skipped: bool = False
+    learning_rate: float = 0.0
+    gradient_norm: float = 0.0
+    seconds: float = 0.0
+    stats: dict[str, float] = {}
