@@ -24,6 +24,8 @@ from gyre.ledger.layout import RunFolder, runs_home
 from gyre.proxy.roles import rules_for
 from gyre.recipe.load import dump_toml, load_recipe
 from gyre.recipe.schema import Recipe
+from gyre.training.architecture import read_architecture
+from gyre.training.place import Layout
 
 GUESTS = 8
 """Cells that may join a run under Slurm at a time, beyond the recipe's own."""
@@ -88,6 +90,7 @@ def refuse_unbuilt(recipe: Recipe) -> None:
 def create_run(planned: Plan, launcher: str, now: float, say: Callable[[str], None], name: str = "") -> RunFolder:
     """Build the model if the recipe says so, and make the run folder with everything frozen in it."""
     model = resolve_model(planned.recipe.model, planned.recipe.seed, say)
+    Layout.of(planned.recipe.train).check(read_architecture(model))
     run = RunFolder(runs_home() / (name or free_name(planned.recipe.name)))
     run.create()
     try:

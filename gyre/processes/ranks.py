@@ -51,15 +51,20 @@ class Ranks:
         if rank:
             self.children.append(await Child.start(name, argv, logs / f"{name}.log", env))
             return
-        read_end, write_end = os.pipe()
+        theirs = await self.reply_pipe()
         try:
-            argv += ["--reply-fd", str(write_end)]
-            self.children.append(await Child.start(name, argv, logs / f"{name}.log", env, fds=(write_end,)))
+            argv += ["--reply-fd", str(theirs)]
+            self.children.append(await Child.start(name, argv, logs / f"{name}.log", env, fds=(theirs,)))
         finally:
-            os.close(write_end)
+            os.close(theirs)
+
+    async def reply_pipe(self) -> int:
+        """The end on which rank 0 answers; to be closed here once rank 0 has it."""
+        ours, theirs = os.pipe()
         await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(self._replies), os.fdopen(read_end, "rb")
+            lambda: asyncio.StreamReaderProtocol(self._replies), os.fdopen(ours, "rb")
         )
+        return theirs
 
     async def ready(self) -> None:
         await self._reply()
