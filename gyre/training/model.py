@@ -17,6 +17,7 @@ from gyre.training.layout import Layout
 from gyre.training.names import mapping
 
 with shims.quiet():
+    from megatron.core import parallel_state
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
@@ -36,6 +37,8 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
             transformer_layer_spec=layer_spec(architecture),
             vocab_size=architecture.padded_vocab(layout.tensor),
             max_sequence_length=architecture.max_positions,
+            pre_process=parallel_state.is_pipeline_first_stage(),
+            post_process=parallel_state.is_pipeline_last_stage(),
             parallel_output=True,
             share_embeddings_and_output_weights=architecture.tied,
             position_embedding_type="rope",
@@ -51,17 +54,18 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
     ) -> torch.Tensor:
         """tokens, positions: int64 (T,) -> hidden states after the last norm, (T, hidden).
 
+        In a pipeline every stage is given both; the earlier ones give (T, 1, hidden), which the schedule takes on.
         Either `packing`, or a bool `attention_mask` (1, 1, T, T), True where masked (for trees), or plain
         causal.
         """
-        embedded = self.embedding(input_ids=tokens[None], position_ids=positions[None])
+        embedded = self.embedding(input_ids=tokens[None], position_ids=positions[None]) if self.pre_process else None
         hidden = self.decoder(
             hidden_states=embedded,
             attention_mask=attention_mask,
             rotary_pos_emb=self.rotary_pos_emb(positions),
             packed_seq_params=packing,
         )
-        return hidden[:, 0]
+        return hidden[:, 0] if self.post_process else hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: (M, hidden) -> this tensor-parallel rank's columns, (M, padded vocab / tensor parallel)."""
@@ -73,7 +77,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
 def build_model(architecture: Architecture, layout: Layout, dtype: torch.dtype, device: torch.device) -> PolicyModel:
     """The model of this rank, its weights not yet meaningful (`weights.load_hf` or a checkpoint fills
     them)."""
-    with shims.quiet():
+    with shims.quiet(), shims.cuda_names_on_cpu():
         model = PolicyModel(architecture, layout, dtype).to(device=device, dtype=dtype)
     for name, parameter in model.named_parameters():
         kind = mapping(name).kind
@@ -84,12 +88,15 @@ def build_model(architecture: Architecture, layout: Layout, dtype: torch.dtype, 
     return model
 
 
-def with_gradient_buffers(model: PolicyModel) -> DistributedDataParallel:
-    """Wrap in Megatron's DDP for its flat fp32 `grad_data`: no scaling, no overlap, plain sums."""
+def with_gradient_buffers(model: PolicyModel, layout: Layout) -> DistributedDataParallel:
+    """Wrap in Megatron's DDP for its flat fp32 `grad_data`: no scaling, no overlap, plain sums.
+
+    With data parallelism the buffers are those of the distributed optimizer: padded, and reduced by scattering.
+    """
     config = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
         overlap_grad_reduce=False,
-        use_distributed_optimizer=False,
+        use_distributed_optimizer=layout.data > 1,
         average_in_collective=False,
     )
     return DistributedDataParallel(config=model.config, ddp_config=config, module=model)
@@ -115,6 +122,7 @@ def transformer_config(architecture: Architecture, layout: Layout, dtype: torch.
         qk_layernorm=architecture.qk_norm,
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,
+        variable_seq_lengths=layout.pipeline > 1,
         normalization="RMSNorm",
         activation_func=F.silu,
         gated_linear_unit=True,

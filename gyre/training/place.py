@@ -46,8 +46,10 @@ class Layout:
                 f"train.tensor_parallel * pipeline_parallel * data_parallel = "
                 f"{self.tensor * self.pipeline * self.data}, but the cell has {self.world} ranks"
             )
-        if self.pipeline > 1:
-            raise UserError("train.pipeline_parallel > 1: the schedule is not there yet, see issue 4; set it to 1")
+        if architecture.layers % self.pipeline:
+            raise UserError(
+                f"train.pipeline_parallel = {self.pipeline} does not divide the model's {architecture.layers} layers"
+            )
         divisible = {
             "attention heads": architecture.heads,
             "key-value heads": architecture.kv_heads,

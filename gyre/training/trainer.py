@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,9 @@ import torch.distributed as dist
 
 from gyre.ledger.checkpoints import CheckpointInfo, CheckpointMeta
 from gyre.objective.surrogate import Surrogate, surrogate
-from gyre.training import flat, layout, memory, shims, state, weights
+from gyre.training import flat, layout, memory, pipeline, shims, state, weights
 from gyre.training.architecture import read_architecture
-from gyre.training.batch import MicroStepBatch, to_device
+from gyre.training.batch import DeviceBatch, MicroStepBatch, to_device
 from gyre.training.forward import target_logprobs
 from gyre.training.gradients import FrozenGradients, Gradients
 from gyre.training.model import DTYPES, build_model, with_gradient_buffers
@@ -52,7 +52,8 @@ class MicroStepStats:
     difference_max: float
     difference_mean: float
     difference_sum: float
-    seconds: float
+    seconds: float = 0.0
+    """of forward and backward; 0 in a pipeline, where micro-steps overlap"""
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class Trainer:
         self.device = layout.start(place)
         self.dtype = DTYPES[train.dtype]
         self.model = build_model(self.architecture, place, self.dtype, self.device)
-        self._ddp = with_gradient_buffers(self.model)
+        self._ddp = with_gradient_buffers(self.model, place)
         self._gradients = Gradients(self._ddp)
         self._offloaded = memory.OffloadedTensors()
         self._optimizer: Adam | None = None
@@ -92,7 +93,7 @@ class Trainer:
         """Give this rank the optimizer, with zero moments: the cell becomes the core and loads a checkpoint
         next."""
         if self._optimizer is None:
-            self._optimizer = Adam(self._ddp, self.settings, self.dtype)
+            self._optimizer = Adam(self._ddp, self.settings, self.dtype, distributed=self.layout.data > 1)
 
     @property
     def core(self) -> bool:
@@ -175,18 +176,35 @@ class Trainer:
         first, self._taken = self._taken, self._taken + len(batches)
         turn = parallel_state.get_data_parallel_rank()
         mine = [index for index in range(len(batches)) if (first + index) % self.layout.data == turn]
-        own = {index: self.train_microstep(batches[index]) for index in mine}
+        own = dict(zip(mine, self._train([batches[index] for index in mine]), strict=False))
         stats = {index: one for part in reversed(self.agree(own)) for index, one in part.items()}
         return [stats[index] for index in range(len(batches))]
 
     def train_microstep(self, batch: MicroStepBatch) -> MicroStepStats:
-        """Add the gradient of the micro-step's loss sum to this cell's own buffers, unscaled."""
-        began = time.perf_counter()
-        batch.check(self.architecture.vocab)
-        packing, on_device = batch.packing(), to_device(batch, self.device)
-        logprobs, entropy = target_logprobs(
-            self.model, self.architecture, on_device, packing, self.settings.targets_per_chunk
-        )
+        """Add the gradient of the micro-step's loss sum to this replica's own buffers, unscaled. For one pipeline
+        stage."""
+        return self._train([batch])[0]
+
+    def _train(self, batches: Sequence[MicroStepBatch]) -> list[MicroStepStats]:
+        """Statistics in the last stage; nothing in the others."""
+        for batch in batches:
+            batch.check(self.architecture.vocab)
+        if self.layout.pipeline > 1:
+            return pipeline.run(self._ddp, batches, self._loss)
+        stats = []
+        for batch in batches:
+            began = time.perf_counter()
+            on_device = to_device(batch, self.device)
+            loss, one = self._loss(self.model(on_device.tokens, on_device.positions, batch.packing()), batch, on_device)
+            loss.backward()  # type: ignore[no-untyped-call]
+            stats.append(replace(one, seconds=time.perf_counter() - began))
+        return stats
+
+    def _loss(
+        self, hidden: torch.Tensor, batch: MicroStepBatch, on_device: DeviceBatch
+    ) -> tuple[torch.Tensor, MicroStepStats]:
+        chunk = self.settings.targets_per_chunk
+        logprobs, entropy = target_logprobs(hidden, self.model, self.architecture, on_device, chunk)
         result = surrogate(
             self.settings.objective,
             new_logprobs=logprobs,
@@ -196,22 +214,27 @@ class Trainer:
             weights=on_device.weights,
             clip=self.settings.clip,
         )
-        result.loss.backward()
         difference = logprobs.detach() - on_device.behaviour_logprobs
-        return _stats(batch, result, difference, entropy, time.perf_counter() - began)
+        return result.loss, _stats(batch, result, difference, entropy)
 
     def logprobs(self, batch: MicroStepBatch) -> torch.Tensor:
-        """Log-probabilities of a micro-step's targets under the present weights, fp32 (M,) on the host."""
+        """Log-probabilities of a micro-step's targets under the present weights, fp32 (M,) on the host. A collective
+        of a replica's ranks."""
         batch.check(self.architecture.vocab)
+
+        def values(
+            hidden: torch.Tensor, _: MicroStepBatch, on_device: DeviceBatch
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            chunk = self.settings.targets_per_chunk
+            found, _entropy = target_logprobs(hidden, self.model, self.architecture, on_device, chunk)
+            return found.sum(), found.cpu()
+
         with torch.no_grad():
-            values, _ = target_logprobs(
-                self.model,
-                self.architecture,
-                to_device(batch, self.device),
-                batch.packing(),
-                self.settings.targets_per_chunk,
-            )
-        return values.cpu()
+            if self.layout.pipeline > 1:
+                found = pipeline.run(self._ddp, [batch], values, backward=False)
+                return pipeline.from_last_stage(found[0] if found else None)
+            on_device = to_device(batch, self.device)
+            return values(self.model(on_device.tokens, on_device.positions, batch.packing()), batch, on_device)[1]
 
     def gradients_flat(self) -> list[torch.Tensor]:
         """The live fp32 buffers; `freeze` gives copies that can be offered."""
@@ -275,9 +298,7 @@ class Trainer:
         return not bool(nonzero.item())
 
 
-def _stats(
-    batch: MicroStepBatch, result: Surrogate, difference: torch.Tensor, entropy: torch.Tensor, seconds: float
-) -> MicroStepStats:
+def _stats(batch: MicroStepBatch, result: Surrogate, difference: torch.Tensor, entropy: torch.Tensor) -> MicroStepStats:
     if batch.comparable is not None:
         difference = difference[torch.from_numpy(batch.comparable).to(difference.device)]
     magnitude = difference.abs() if len(difference) else torch.zeros(1)
@@ -296,5 +317,4 @@ def _stats(
         difference_max=float(magnitude.max()),
         difference_mean=float(magnitude.mean()),
         difference_sum=float(difference.sum()),
-        seconds=seconds,
     )
