@@ -1,4 +1,4 @@
-"""`gyre show`: the executions of a run, one execution, or one turn."""
+"""`gyre show`: the executions of a run, the tree of one, or the text of one turn."""
 
 from __future__ import annotations
 
@@ -13,23 +13,26 @@ app = typer.Typer(add_completion=False)
 def show(
     run: Annotated[str | None, typer.Argument(help="Name or path; default: the newest run.")] = None,
     execution: Annotated[str, typer.Argument(help="Execution, such as g00003-01; default: list them.")] = "",
-    turn: Annotated[int, typer.Argument(help="Turn of the execution; default: all.")] = -1,
+    turn: Annotated[int, typer.Argument(help="Turn of the execution: its text; default: the tree of all.")] = -1,
     as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
     limit: Annotated[int, typer.Option("--limit", help="Executions to list, the newest; 0 lists all.")] = 50,
 ) -> None:
     """The executions of a run, one execution, or one turn."""
     from gyre.views.runs import open_run
-    from gyre.views.show import execution_text, find_execution, list_executions, list_text
+    from gyre.views.show import find_execution, list_executions
+    from gyre.views.show_text import list_text, tree_text, turn_text
 
     opened = open_run(run)
     if not execution:
         rows = list_executions(opened.state, limit)
         found: object = rows
+        text = list_text(rows)
     else:
-        found = find_execution(opened, execution, turn)
+        view = find_execution(opened, execution, turn)
+        found = view
+        text = tree_text(view) if turn < 0 else turn_text(view)
     if as_json:
         import msgspec
 
-        print(msgspec.json.encode(found).decode())
-        return
-    print(list_text(rows) if not execution else execution_text(found))  # type: ignore[arg-type]
+        text = msgspec.json.encode(found).decode()
+    print(text)

@@ -71,8 +71,7 @@ def refuse_unbuilt(recipe: Recipe) -> None:
     """What the recipe may say and this version does not do. Raises UserError naming the key."""
     refusals = {
         'rollout.engine = "sglang": this version serves with the reference engine': recipe.rollout.engine == "sglang",
-        "train.pipeline_parallel: this version has one pipeline stage": recipe.train.pipeline_parallel > 1,
-        "train.expert_parallel: this version has no experts": recipe.train.expert_parallel > 1,
+        "train.expert_parallel: this version keeps all experts on every rank": recipe.train.expert_parallel > 1,
         'trajectory.packing = "tree": this version packs paths': recipe.trajectory.packing == "tree",
         "trajectory.record: this version records turns only": bool(recipe.trajectory.record),
         f'sandbox.kind = "{recipe.sandbox.kind}": this version has bubblewrap and process': recipe.sandbox.kind

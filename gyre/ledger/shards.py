@@ -15,6 +15,7 @@ import threading
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from msgspec import Struct
 
 from gyre.ledger.files import fsync_folder, ledger_writes, write_error
@@ -238,6 +239,11 @@ class TurnReader:
     def read_all(self) -> list[Turn]:
         """Every turn that is there now, in the order of (incarnation, number, row); `poll` is not moved by it."""
         return turns_of(self._batches())
+
+    def read_execution(self, execution: str) -> list[Turn]:
+        """Every turn of one execution, in the same order; no other row becomes an object."""
+        batches = [batch.filter(pc.equal(batch.column("execution"), execution)) for batch in self._batches()]
+        return turns_of(batches)
 
     def read_table(self) -> pa.Table:
         """The same as one table with `ARROW_SCHEMA`."""

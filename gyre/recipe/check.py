@@ -135,6 +135,12 @@ def _training_layout(recipe: Recipe) -> Iterator[Problem]:
     product = " x ".join(f"{name} {factor}" for name, factor in factors)
     if train.context_parallel > 1:
         yield ("train", "context_parallel"), "this version of gyre trains with context_parallel = 1 only"
+    if train.routing_replay:
+        engine = recipe.rollout.engine
+        missing = (
+            "does not return routed experts" if engine == "reference" else "returns experts that are not recorded yet"
+        )
+        yield ("train", "routing_replay"), f"the {engine} engine {missing}: set it to false"
     gpus = cells.nodes_per_cell * cells.gpus_per_node
     if gpus and ranks != gpus:
         yield (

@@ -158,6 +158,9 @@ class Train(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     expert_parallel: Positive = 1
     context_parallel: Positive = 1
     data_parallel: Positive = 1
+    routing_replay: bool = False
+    """Mixture of experts: train with the experts that the engine chose; no engine's are recorded yet, so true is
+    refused."""
     tokens_per_microstep: Positive = 131072
     """Most tokens of one micro-step; not below the context."""
     microsteps_per_grant: Positive = 1

@@ -50,14 +50,13 @@ def to_hf(mapping: Mapping, shards: Sequence[torch.Tensor], architecture: Archit
 
 def _interleave(tensors: Sequence[torch.Tensor], architecture: Architecture) -> torch.Tensor:
     """[queries of the group | key | value] for each key-value group: a plain dim-0 chunk is then a shard."""
-    groups, dim = architecture.kv_heads, architecture.head_dim
-    width = tensors[0].size(1)
-    parts = [tensor.reshape(groups, -1, dim, width) for tensor in tensors]
-    return torch.cat(parts, dim=1).reshape(-1, width)
+    groups, dim, width = architecture.kv_heads, architecture.head_dim, tensors[0].shape[1:]
+    parts = [tensor.reshape(groups, -1, dim, *width) for tensor in tensors]
+    return torch.cat(parts, dim=1).reshape(-1, *width)
 
 
 def _separate(whole: torch.Tensor, architecture: Architecture) -> list[torch.Tensor]:
-    groups, dim, width = architecture.kv_heads, architecture.head_dim, whole.size(1)
+    groups, dim, width = architecture.kv_heads, architecture.head_dim, whole.shape[1:]
     queries = architecture.heads // groups
-    parts = whole.reshape(groups, queries + 2, dim, width).split([queries, 1, 1], dim=1)
-    return [part.reshape(-1, width) for part in parts]
+    parts = whole.reshape(groups, queries + 2, dim, *width).split([queries, 1, 1], dim=1)
+    return [part.reshape(-1, *width) for part in parts]

@@ -16,8 +16,8 @@ from gyre.errors import UserError
 from gyre.ledger.checkpoints import CheckpointReader, verify
 from gyre.training.architecture import Architecture, read_architecture
 from gyre.training.convert import to_hf
+from gyre.training.folder import write_hf
 from gyre.training.names import checkpoint_key, mapping, megatron_names
-from gyre.training.weights import write_hf
 
 
 def export_checkpoint(checkpoint: Path, model_folder: Path, out: Path) -> None:
@@ -32,10 +32,8 @@ def export_checkpoint(checkpoint: Path, model_folder: Path, out: Path) -> None:
 def _tensors(reader: CheckpointReader, architecture: Architecture) -> Iterator[tuple[str, torch.Tensor]]:
     for name in megatron_names(architecture):
         entry = mapping(name)
-        key, layer = checkpoint_key(name)
-        region = (slice(layer, layer + 1),) if layer is not None else ()
-        data = reader.read(key, region)
-        data = data[0] if layer is not None else data
+        key, place = checkpoint_key(name)
+        data = reader.read(key, tuple(slice(index, index + 1) for index in place))[(0,) * len(place)]
         if reader.dtype(key) == "bfloat16":
             tensor = torch.from_numpy(data.view(np.uint16)).view(torch.bfloat16)
         else:

@@ -7,14 +7,16 @@ are asked for and never for the whole sequence.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
 from gyre.training import shims
 from gyre.training.architecture import Architecture
 from gyre.training.attention import Packing, PositionRotary, SegmentAttention
-from gyre.training.layout import Layout
 from gyre.training.names import mapping
+from gyre.training.place import Layout
 
 with shims.quiet():
     from megatron.core import parallel_state
@@ -44,6 +46,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
             position_embedding_type="rope",
         )
         self.rotary_pos_emb = PositionRotary(architecture.head_dim, architecture.rope_theta)
+        _drop_biases(self, architecture)
 
     def forward(
         self,
@@ -104,7 +107,13 @@ def with_gradient_buffers(model: PolicyModel, layout: Layout) -> DistributedData
 
 def layer_spec(architecture: Architecture) -> ModuleSpec:
     """Megatron's local layer with our core attention."""
-    spec = get_gpt_layer_local_spec(qk_layernorm=architecture.qk_norm, normalization="RMSNorm")
+    shims.router_without_transformer_engine()
+    spec = get_gpt_layer_local_spec(
+        num_experts=architecture.experts or None,
+        moe_grouped_gemm=False,
+        qk_layernorm=architecture.qk_norm,
+        normalization="RMSNorm",
+    )
     spec.submodules.self_attention.submodules.core_attention = SegmentAttention
     return spec
 
@@ -126,8 +135,8 @@ def transformer_config(architecture: Architecture, layout: Layout, dtype: torch.
         normalization="RMSNorm",
         activation_func=F.silu,
         gated_linear_unit=True,
-        add_bias_linear=False,
-        add_qkv_bias=False,
+        add_bias_linear=architecture.output_bias or architecture.mlp_bias,
+        add_qkv_bias=architecture.qkv_bias,
         attention_dropout=0.0,
         hidden_dropout=0.0,
         calculate_per_token_loss=True,  # DDP then sums over data-parallel ranks and does not divide
@@ -142,4 +151,37 @@ def transformer_config(architecture: Architecture, layout: Layout, dtype: torch.
         gradient_accumulation_fusion=False,
         apply_rope_fusion=False,
         persist_layer_norm=False,
+        **_experts(architecture),
     )
+
+
+def _experts(architecture: Architecture) -> dict[str, Any]:
+    """Local experts that drop no token; no auxiliary loss, and no expert bias that training would update."""
+    if not architecture.experts:
+        return {}
+    return {
+        "num_moe_experts": architecture.experts,
+        "moe_router_topk": architecture.experts_per_token,
+        "moe_ffn_hidden_size": architecture.expert_ffn,
+        # A softmax over the chosen experts' logits is the softmax over all, scaled to a sum of 1.
+        "moe_router_pre_softmax": not architecture.normalise_experts,
+        "moe_router_load_balancing_type": "none",
+        "moe_aux_loss_coeff": 0.0,
+        "moe_router_enable_expert_bias": False,
+        "moe_expert_capacity_factor": None,
+        "moe_token_dispatcher_type": "allgather",
+        "moe_grouped_gemm": False,
+    }
+
+
+def _drop_biases(model: torch.nn.Module, architecture: Architecture) -> None:
+    """Megatron has one switch for all biases but the queries'; a folder may have those of one kind only."""
+    wanted = {
+        "linear_qkv": architecture.qkv_bias,
+        "linear_proj": architecture.output_bias,
+        "linear_fc1": architecture.mlp_bias,
+        "linear_fc2": architecture.mlp_bias,
+    }
+    for name, module in model.named_modules():
+        if not wanted.get(name.rpartition(".")[2], True) and getattr(module, "bias", None) is not None:
+            module.register_parameter("bias", None)

@@ -50,6 +50,9 @@ class Layout:
             raise UserError(
                 f"train.pipeline_parallel = {self.pipeline} does not divide the model's {architecture.layers} layers"
             )
+        if architecture.experts and self.tensor > 1:
+            # Without sequence parallelism each rank would route every token, and the experts' gradients count twice.
+            raise UserError("train.tensor_parallel > 1 is not supported for a mixture of experts: set it to 1")
         divisible = {
             "attention heads": architecture.heads,
             "key-value heads": architecture.kv_heads,

@@ -43,6 +43,15 @@ def quiet() -> Iterator[None]:
         yield
 
 
+def router_without_transformer_engine() -> None:
+    """Megatron's router of experts asks whether this function is None, and names it only where Transformer Engine is
+    installed."""
+    from megatron.core.transformer.moe import moe_utils
+
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None
+
+
 class _NoStream:
     """Stands for a CUDA stream: every method does nothing (megatron-core >= 0.19 asks for one)."""
 

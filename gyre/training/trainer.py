@@ -20,6 +20,7 @@ from gyre.objective.surrogate import Surrogate, surrogate
 from gyre.training import flat, layout, memory, pipeline, shims, state, weights
 from gyre.training.architecture import read_architecture
 from gyre.training.batch import DeviceBatch, MicroStepBatch, to_device
+from gyre.training.folder import write_hf
 from gyre.training.forward import target_logprobs
 from gyre.training.gradients import FrozenGradients, Gradients
 from gyre.training.model import DTYPES, build_model, with_gradient_buffers
@@ -153,13 +154,21 @@ class Trainer:
 
     def hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Whole tensors in Hugging Face's naming, on the host, in bounded memory. A collective of the
-        tensor-parallel ranks."""
-        group = parallel_state.get_tensor_model_parallel_group()
-        return weights.hf_tensors(self.model, self.architecture, group)
+        tensor- and pipeline-parallel ranks."""
+        tensor, pipeline = (
+            parallel_state.get_tensor_model_parallel_group(),
+            parallel_state.get_pipeline_model_parallel_group(),
+        )
+        return weights.hf_tensors(self.model, self.architecture, tensor, pipeline)
 
     def export_hf(self, out: Path) -> None:
-        """A folder that transformers loads."""
-        weights.write_hf(self.hf_tensors(), self.model_folder, out)
+        """A folder that transformers loads; rank 0 writes it. A collective like `hf_tensors`."""
+        tensors = self.hf_tensors()
+        if self.layout.rank == 0:
+            write_hf(tensors, self.model_folder, out)
+            return
+        for _ in tensors:  # the other ranks' part of the collective
+            pass
 
     # Gradients
 

@@ -129,21 +129,13 @@ class StepBuilder:
         )
 
     def _judge(self, group: ConsumedGroup, executions: list[ExecutionRecord]) -> list[float | Reason]:
-        """For each execution its advantage, or why none of it is trained. Counts the denominator."""
-        if group.purpose == "eval":
-            return ["evaluation"] * len(executions)
-        graded = [record for record in executions if record.outcome == "graded"]
-        if group.void or len(graded) < self._settings.min_graded:
+        """The verdict of each execution. Counts the denominator."""
+        verdicts = judge(self._settings, group)
+        if group.purpose == "train" and is_void(self._settings, group):
             self._void_groups += 1
-            return ["void_group" if record.outcome == "graded" else "excluded" for record in executions]
-        rewards = [_reward(record) for record in graded]
-        self._rewards += rewards
-        values = advantages(rewards, self._settings.advantage, self._settings.std_floor)
-        by_name = {record.execution: value for record, value in zip(graded, values, strict=True)}
-        return [
-            "excluded" if record.execution not in by_name else by_name[record.execution] or "zero_advantage"
-            for record in executions
-        ]
+        elif group.purpose == "train":
+            self._rewards += [_reward(record) for record in executions if record.outcome == "graded"]
+        return [verdicts[record.execution] for record in executions]
 
     def _add_execution(self, record: ExecutionRecord, verdict: float | Reason, dispatch_version: int) -> list[Sample]:
         _check_turns(record)
@@ -171,6 +163,28 @@ class StepBuilder:
     def _emit(self, microsteps: list[MicroStep]) -> list[MicroStep]:
         self._microsteps += len(microsteps)
         return microsteps
+
+
+def is_void(settings: Settings, group: ConsumedGroup) -> bool:
+    """A group that is not trained and not in the denominator."""
+    graded = sum(record.outcome == "graded" for record in group.executions)
+    return group.void or graded < settings.min_graded
+
+
+def judge(settings: Settings, group: ConsumedGroup) -> dict[str, float | Reason]:
+    """For each execution its advantage, or why none of it is trained."""
+    if group.purpose == "eval":
+        return {record.execution: "evaluation" for record in group.executions}
+    graded = sorted(
+        (record for record in group.executions if record.outcome == "graded"), key=lambda record: record.execution
+    )
+    verdicts: dict[str, float | Reason] = {record.execution: "excluded" for record in group.executions}
+    if is_void(settings, group):
+        return verdicts | {record.execution: "void_group" for record in graded}
+    values = advantages([_reward(record) for record in graded], settings.advantage, settings.std_floor)
+    for record, value in zip(graded, values, strict=True):
+        verdicts[record.execution] = value or "zero_advantage"
+    return verdicts
 
 
 def build_step(

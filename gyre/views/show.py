@@ -1,17 +1,19 @@
-"""Executions for people: what was asked, what the model answered, what was graded.
+"""Executions for people: what was asked, what the model answered, what was graded, and what was trained of it.
 
 Invariant: text is decoded from the recorded tokens, never taken from anywhere else: what is shown is what is trained.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct
 
 from gyre.errors import UserError
 from gyre.ledger.state import Execution, RunState
+from gyre.ledger.turns import Turn
+from gyre.views.fates import Fate, PathRow, fates_of
 from gyre.views.runs import OpenRun
 
 
@@ -34,8 +36,13 @@ class TurnRow(Struct, frozen=True, kw_only=True):
     attempt: int
     turn: int
     parent: int
+    keep: int
+    """Tokens of the parent's whole sequence that it keeps; `forks` when that is not all of it."""
+    forks: bool
     thread: str
     role: str
+    evidence: str
+    """What of the call decided its role and thread."""
     status: str
     finish: str
     cell: str
@@ -46,13 +53,23 @@ class TurnRow(Struct, frozen=True, kw_only=True):
     context_tokens: int
     output_tokens: int
     mean_logprob: float
+    trained_tokens: int
     context: str
     output: str
+    fates: list[Fate]
+    """What became of the output's tokens, in order."""
+    pieces: list[str]
+    """The output's text, cut where the fates are."""
 
 
 class ExecutionView(Struct, frozen=True, kw_only=True):
     execution: ExecutionRow
     phases: dict[str, float]
+    paths: list[PathRow]
+    """The selected paths, in the order of the draws."""
+    trained: int
+    dropped: dict[str, int]
+    """Sampled tokens of all attempts that are not trained, by reason."""
     turns: list[TurnRow]
 
 
@@ -89,77 +106,73 @@ def find_execution(opened: OpenRun, name: str, turn: int = -1) -> ExecutionView:
         known = list(state.executions)
         hint = f"; the first is {known[0]}" if known else ": it has none yet"
         raise UserError(f"{opened.run.name} has no execution {name!r}{hint}")
-    turns = [row for row in _turns(opened, name) if turn < 0 or row.turn == turn]
-    if turn >= 0 and not turns:
+    rows = recorded_turns(opened, name)
+    wanted = [row for row in rows if turn < 0 or row.turn == turn]
+    if turn >= 0 and not wanted:
         raise UserError(f"{name} has no turn {turn}")
     outcome = execution.outcome()
-    return ExecutionView(execution=_row(state, name, execution), phases=outcome.phases if outcome else {}, turns=turns)
+    fates = fates_of(opened, name, rows)
+    return ExecutionView(
+        execution=_row(state, name, execution),
+        phases=outcome.phases if outcome else {},
+        paths=fates.paths,
+        trained=fates.trained(),
+        dropped=fates.dropped(),
+        turns=_decoded(Path(opened.job.model), wanted, rows, fates.turns),
+    )
 
 
-def _turns(opened: OpenRun, name: str) -> list[TurnRow]:
-    from tokenizers import Tokenizer
-
+def recorded_turns(opened: OpenRun, name: str) -> list[Turn]:
+    """The rows that count of execution `name`, by attempt and turn."""
     from gyre.ledger.shards import TurnReader
     from gyre.ledger.turns_merge import latest_rows
 
-    tokenizer = Tokenizer.from_file(str(Path(opened.job.model) / "tokenizer.json"))
-    rows = []
-    for worker in opened.job.workers:
-        found = [turn for turn in TurnReader(opened.run, worker).read_all() if turn.execution == name]
-        for turn in latest_rows(found):
-            rows.append(
-                TurnRow(
-                    attempt=turn.attempt,
-                    turn=turn.turn,
-                    parent=turn.parent,
-                    thread=turn.thread,
-                    role=turn.role,
-                    status=turn.status,
-                    finish=turn.finish,
-                    cell=turn.cell,
-                    versions=[(span.lineage, span.version, span.length) for span in turn.spans],
-                    cached_tokens=turn.cached_tokens,
-                    seconds=turn.finished - turn.started,
-                    context_tokens=len(turn.context),
-                    output_tokens=len(turn.output),
-                    mean_logprob=sum(turn.logprobs) / len(turn.logprobs) if turn.logprobs else 0.0,
-                    context=tokenizer.decode(turn.context, skip_special_tokens=False),
-                    output=tokenizer.decode(turn.output, skip_special_tokens=False),
-                )
-            )
-    return sorted(rows, key=lambda row: (row.attempt, row.turn))
+    workers = {attempt.worker for attempt in opened.state.executions[name].attempts.values()}
+    found = [turn for w in sorted(workers - {""}) for turn in TurnReader(opened.run, w).read_execution(name)]
+    return latest_rows(found)
 
 
-def list_text(rows: list[ExecutionRow]) -> str:
-    lines = [
-        f"{'execution':<14}{'task':<28}{'outcome':<10}{'reward':>7}{'turns':>6}{'tokens':>8}{'seconds':>9}{'step':>6}"
-    ]
-    for row in rows:
-        reward = "-" if row.reward is None else f"{row.reward:.2f}"
-        lines.append(
-            f"{row.execution:<14}{row.task[:27]:<28}{row.outcome:<10}{reward:>7}{row.turns:>6}"
-            f"{row.tokens_sampled:>8}{row.seconds:>9.1f}{row.step or '-':>6}"
+def _decoded(
+    model: Path, wanted: list[Turn], rows: list[Turn], fates: dict[tuple[int, int], list[Fate]]
+) -> list[TurnRow]:
+    from tokenizers import Tokenizer
+
+    from gyre.ledger.turns_merge import whole_length
+
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+
+    def text(ids: list[int]) -> str:
+        return str(tokenizer.decode(ids, skip_special_tokens=False))
+
+    lengths = {(row.attempt, row.turn): whole_length(row) for row in rows}
+    return [
+        TurnRow(
+            attempt=turn.attempt,
+            turn=turn.turn,
+            parent=turn.parent,
+            keep=turn.keep,
+            forks=turn.parent >= 0 and turn.keep < lengths[turn.attempt, turn.parent],
+            thread=turn.thread,
+            role=turn.role,
+            evidence=_why(turn.evidence),
+            status=turn.status,
+            finish=turn.finish,
+            cell=turn.cell,
+            versions=[(span.lineage, span.version, span.length) for span in turn.spans],
+            cached_tokens=turn.cached_tokens,
+            seconds=turn.finished - turn.started,
+            context_tokens=len(turn.context),
+            output_tokens=len(turn.output),
+            mean_logprob=sum(turn.logprobs) / len(turn.logprobs) if turn.logprobs else 0.0,
+            trained_tokens=sum(f.stop - f.start for f in fates[turn.attempt, turn.turn] if f.step),
+            context=text(turn.context),
+            output=text(turn.output),
+            fates=fates[turn.attempt, turn.turn],
+            pieces=[text(turn.output[f.start : f.stop]) for f in fates[turn.attempt, turn.turn]],
         )
-    return "\n".join(lines)
-
-
-def execution_text(view: Any) -> str:
-    row = view.execution
-    reward = "-" if row.reward is None else f"{row.reward:.2f}"
-    lines = [
-        f"{row.execution}  task {row.task}  {row.outcome} ({row.reason})  reward {reward}  "
-        f"{row.turns} turns  {row.tokens_sampled} tokens  {row.seconds:.1f} s"
+        for turn in wanted
     ]
-    if view.phases:
-        lines.append("  ".join(f"{name} {seconds:.2f} s" for name, seconds in view.phases.items()))
-    for turn in view.turns:
-        versions = ", ".join(f"{length} by {lineage}.{version}" for lineage, version, length in turn.versions)
-        lines += [
-            "",
-            f"--- attempt {turn.attempt} turn {turn.turn} (after {turn.parent}) {turn.role}, {turn.status}, "
-            f"{turn.finish}: {turn.context_tokens} context + {turn.output_tokens} sampled ({versions}) on {turn.cell}, "
-            f"{turn.cached_tokens} cached, {turn.seconds:.2f} s, mean log-probability {turn.mean_logprob:.3f}",
-            turn.context,
-            f">>> {turn.output}",
-        ]
-    return "\n".join(lines)
+
+
+def _why(evidence: str) -> str:
+    return str(json.loads(evidence).get("role", "")) if evidence else ""

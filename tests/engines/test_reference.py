@@ -198,3 +198,32 @@ def test_a_folder_without_a_model_is_one_clear_line(tmp_path: Path, capsys: pyte
 
     assert main(["--model", str(tmp_path)]) == 2
     assert "config.json is missing" in capsys.readouterr().err
+
+
+def test_experts_are_taken_by_the_names_of_a_folder(tmp_path: Path) -> None:
+    """transformers stacks a layer's experts in two parameters; senders name each expert's projections."""
+    import torch
+    from safetensors.torch import load_file
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    from gyre.engines.reference.model import Model
+
+    sizes = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 8}
+    mixture = {"num_key_value_heads": 1, "moe_intermediate_size": 8, "num_experts": 3, "num_experts_per_tok": 2}
+    for name in ("held", "sent"):
+        Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **mixture)).save_pretrained(tmp_path / name)
+    model, wanted = (Model(str(tmp_path / name), torch.float32) for name in ("held", "sent"))
+    sent = load_file(tmp_path / "sent" / "model.safetensors")
+    model.release()
+    model.resume()
+    assert not model.ready and set(model.missing) == set(sent)
+    model.load([(name, tensor) for name, tensor in sent.items() if "layers.1.mlp.experts.2.up_proj" not in name])
+    assert model.missing == ["model.layers.1.mlp.experts.2.up_proj.weight"]
+    with pytest.raises(ValueError, match="experts.3"):
+        model.load([("model.layers.0.mlp.experts.3.up_proj.weight", torch.zeros(8, 16))])
+    with pytest.raises(ValueError, match="has shape"):
+        model.load([("model.layers.0.mlp.experts.2.up_proj.weight", torch.zeros(16, 8))])
+    model.load(list(sent.items()))
+    assert model.ready and model.checksum() == wanted.checksum()
+    model.load_folder(str(tmp_path / "held"))
+    assert model.checksum() == Model(str(tmp_path / "held"), torch.float32).checksum() != wanted.checksum()

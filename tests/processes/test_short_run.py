@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gyre.ledger import events as ev
+from gyre.ledger.state import execution_names
 from gyre.ledger.tail import JournalTail
 from gyre.views.runs import read_run
+from gyre.views.show import find_execution
 from tests.chaos import moments, procs
 from tests.chaos.harness import ROOT, SMALL_MICROSTEPS, Drill
 from tests.chaos.moments import CORE, SATELLITE
@@ -109,9 +112,28 @@ def test_show_decodes_an_execution(finished: tuple[Drill, str]) -> None:
     drill, name = finished
     shown = drill.command("show", "drill", name)
     assert shown.returncode == 0
-    assert '"name": "bash"' in shown.stdout or "<tool_call>" in shown.stdout
+    assert "thread main" in shown.stdout
+    first = drill.command("show", "drill", name, "0")
+    assert "<tool_call>" in first.stdout
     assert drill.command("show", "drill").returncode == 0
     assert drill.command("show", "drill", "g99999-00").returncode == 2
+
+
+def test_what_show_says_of_every_execution_adds_up_to_the_steps(finished: tuple[Drill, str]) -> None:
+    drill, _ = finished
+    opened = read_run(drill.run)
+    for step, found in opened.state.steps.items():
+        assert found.packed is not None
+        views = [
+            find_execution(opened, name)
+            for consumed in found.consumed
+            for name in execution_names(opened.state.groups[consumed.group].plan)
+        ]
+        assert sum(view.trained for view in views) == found.packed.tokens_trained, step
+        dropped: Counter[str] = Counter()
+        for view in views:
+            dropped.update(view.dropped)
+        assert dict(dropped) == found.packed.tokens_dropped
 
 
 def test_replay_is_bit_equal_with_the_satellites_contributions(finished: tuple[Drill, str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,30 @@ CONFIG: dict[str, Any] = {
     "hidden_act": "silu",
 }
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": False}
+QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "use_sliding_window": False}
+EXPERTS: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "qwen3": {},
+    "qwen3-untied": {"tie_word_embeddings": False},
+    "qwen3-bias": {"attention_bias": True},
+    "llama": LLAMA,
+    "llama-tied": LLAMA | {"tie_word_embeddings": True},
+    "llama-biases": LLAMA | {"attention_bias": True, "mlp_bias": True},
+    "llama-mlp-bias": LLAMA | {"mlp_bias": True, "num_key_value_heads": 4},
+    "qwen2": QWEN2,
+    "experts": EXPERTS,
+    "experts-not-normalised": EXPERTS | {"norm_topk_prob": False, "tie_word_embeddings": False},
+}
+"""Changes to CONFIG that make every kind of model which gyre trains."""
 
 MakeFolder = Callable[..., Path]
 
@@ -45,6 +70,7 @@ MakeFolder = Callable[..., Path]
 def _shape(name: str, config: dict[str, Any]) -> tuple[int, ...]:
     hidden, dim = config["hidden_size"], config["head_dim"]
     queries, keys = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
+    ffn = config["moe_intermediate_size"] if ".experts." in name else config["intermediate_size"]
     shapes = {
         "embed_tokens": (config["vocab_size"], hidden),
         "lm_head": (config["vocab_size"], hidden),
@@ -54,32 +80,36 @@ def _shape(name: str, config: dict[str, Any]) -> tuple[int, ...]:
         "o_proj": (hidden, queries),
         "q_norm": (dim,),
         "k_norm": (dim,),
-        "gate_proj": (config["intermediate_size"], hidden),
-        "up_proj": (config["intermediate_size"], hidden),
-        "down_proj": (hidden, config["intermediate_size"]),
+        "gate": (config.get("num_experts", 0), hidden),
+        "gate_proj": (ffn, hidden),
+        "up_proj": (ffn, hidden),
+        "down_proj": (hidden, ffn),
     }
-    return shapes.get(name.split(".")[-2], (hidden,))
+    shape = shapes.get(name.split(".")[-2], (hidden,))
+    return shape[:1] if name.endswith(".bias") else shape
+
+
+def write_folder(parent: Path, **changes: Any) -> Path:
+    """A Hugging Face folder below `parent` with random fp32 weights; `changes` to config.json."""
+    from safetensors.torch import save_file
+
+    config = CONFIG | changes
+    folder = parent / f"model-{len(list(parent.glob('model-*')))}"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    generator = torch.Generator().manual_seed(11)
+    tensors = {}
+    for name in hf_names(read_architecture(folder)):
+        noise = torch.randn(_shape(name, config), generator=generator)
+        tensors[name] = 1 + 0.1 * noise if name.endswith("norm.weight") else 0.15 * noise
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 @pytest.fixture
 def make_folder(tmp_path: Path) -> MakeFolder:
     """make_folder(**changes to config.json) -> a Hugging Face folder with random fp32 weights."""
-    from safetensors.torch import save_file
-
-    def make(**changes: Any) -> Path:
-        config = CONFIG | changes
-        folder = tmp_path / f"model-{len(list(tmp_path.glob('model-*')))}"
-        folder.mkdir()
-        (folder / "config.json").write_text(json.dumps(config))
-        generator = torch.Generator().manual_seed(11)
-        tensors = {}
-        for name in hf_names(read_architecture(folder)):
-            noise = torch.randn(_shape(name, config), generator=generator)
-            tensors[name] = 1 + 0.1 * noise if noise.dim() == 1 else 0.15 * noise
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-        return folder
-
-    return make
+    return partial(write_folder, tmp_path)
 
 
 @pytest.fixture
@@ -163,16 +193,19 @@ def close_in_norm(one: torch.Tensor, other: torch.Tensor, tolerance: float = 1e-
     return float((one.double() - other.double()).norm()) <= tolerance * float(other.double().norm())
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def helpers() -> Any:
     """The functions above, for test files that cannot import a conftest."""
 
     class Helpers:
+        write_folder = staticmethod(write_folder)
         make_batch = staticmethod(make_batch)
         take = staticmethod(take)
         gradient = staticmethod(gradient)
         close_in_norm = staticmethod(close_in_norm)
         config = CONFIG
         llama = LLAMA
+        experts = EXPERTS
+        kinds = KINDS
 
     return Helpers

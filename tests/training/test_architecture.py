@@ -27,6 +27,24 @@ def test_qwen3_and_llama_are_read(tmp_path: Path, helpers: Any) -> None:
     assert not llama.qk_norm and not llama.tied
 
 
+def test_biases_and_experts_are_read(tmp_path: Path, helpers: Any) -> None:
+    def biases(**changes: Any) -> tuple[bool, bool, bool]:
+        read = read_architecture(_folder(tmp_path, helpers.config | changes))
+        return read.qkv_bias, read.output_bias, read.mlp_bias
+
+    assert biases() == (False, False, False)
+    assert biases(attention_bias=True) == (True, True, False)
+    assert biases(**helpers.llama, mlp_bias=True) == (False, False, True)
+    assert biases(**helpers.kinds["qwen2"]) == (True, False, False)
+    old = read_architecture(_folder(tmp_path, helpers.config | helpers.experts))
+    assert (old.experts, old.experts_per_token, old.expert_ffn, old.normalise_experts) == (4, 2, 48, True)
+    renamed = {key: value for key, value in helpers.experts.items() if key not in ("num_experts", "norm_topk_prob")}
+    new = read_architecture(_folder(tmp_path, helpers.config | renamed | {"num_local_experts": 8}))
+    assert (new.experts, new.normalise_experts) == (8, False)
+    with pytest.raises(UserError, match="num_experts is missing"):
+        read_architecture(_folder(tmp_path, helpers.config | renamed))
+
+
 def test_the_vocabulary_is_padded_to_a_multiple(tmp_path: Path, helpers: Any) -> None:
     architecture = read_architecture(_folder(tmp_path, helpers.config))
     assert [architecture.padded_vocab(n) for n in (1, 2, 4)] == [601, 602, 604]
@@ -35,14 +53,19 @@ def test_the_vocabulary_is_padded_to_a_multiple(tmp_path: Path, helpers: Any) ->
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"architectures": ["Qwen3MoeForCausalLM"]}, "Qwen3MoeForCausalLM"),
-        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),
-        ({"num_experts": 8}, "mixture of experts"),
+        ({"architectures": ["MambaForCausalLM"]}, "architectures = 'MambaForCausalLM'"),
+        ({"architectures": ["Qwen3NextForCausalLM"]}, "architectures"),
+        ({"num_experts": 8}, "num_experts = 8"),
+        ({"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": [0]}, "mlp_only_layers"),
+        ({"architectures": ["Qwen3MoeForCausalLM"], "decoder_sparse_step": 2}, "decoder_sparse_step"),
+        ({"architectures": ["Qwen3MoeForCausalLM"], "attention_bias": True}, "attention_bias"),
+        ({"rope_parameters": {"rope_theta": 1e4, "mrope_section": [8, 8]}}, "rope_parameters.*mrope_section"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "rope_parameters.*full_attention"),
+        ({"sliding_window": 4096}, "sliding_window = 4096"),
         ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn"}}, "yarn"),
         ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, "linear"),
         ({"use_sliding_window": True}, "sliding-window"),
         ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types"),
-        ({"attention_bias": True}, "attention_bias"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"quantization_config": {"bits": 4}}, "quantised"),
     ],

@@ -11,16 +11,30 @@ import torch
 from gyre.errors import UserError
 from gyre.training.architecture import read_architecture
 from gyre.training.convert import to_hf, to_megatron
-from gyre.training.names import hf_names, mapping, megatron_names
+from gyre.training.names import checkpoint_key, hf_names, mapping, megatron_names
+from gyre.training.state import _entries, _shards
 from gyre.training.weights import load_hf
+
+KINDS = [
+    "qwen3",
+    "qwen3-untied",
+    "qwen3-bias",
+    "llama",
+    "llama-tied",
+    "llama-biases",
+    "llama-mlp-bias",
+    "qwen2",
+    "experts",
+    "experts-not-normalised",
+]
 
 
 @pytest.mark.parametrize("parallel", [1, 2])
-@pytest.mark.parametrize("llama", [False, True])
-def test_round_trip_is_bit_exact(make_folder: Any, helpers: Any, parallel: int, llama: bool) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_round_trip_is_bit_exact(make_folder: Any, helpers: Any, parallel: int, kind: str) -> None:
     from safetensors.torch import load_file
 
-    folder = make_folder(**(helpers.llama if llama else {}))
+    folder = make_folder(**helpers.kinds[kind])
     architecture = read_architecture(folder)
     tensors = load_file(folder / "model.safetensors")
     seen: list[str] = []
@@ -34,11 +48,23 @@ def test_round_trip_is_bit_exact(make_folder: Any, helpers: Any, parallel: int, 
     assert sorted(seen) == sorted(tensors)
 
 
-def test_names_are_those_of_the_model(make_trainer: Any) -> None:
-    trainer = make_trainer()
+@pytest.mark.parametrize("kind", KINDS)
+def test_names_and_places_are_those_of_the_model(make_folder: Any, make_trainer: Any, helpers: Any, kind: str) -> None:
+    """Also the places in a checkpoint, by Megatron's own description of the shards."""
+    trainer = make_trainer(path=make_folder(**helpers.kinds[kind]))
     names = [name for name, _ in trainer.model.named_parameters()]
     assert sorted(names) == sorted(megatron_names(trainer.architecture))
-    assert len(hf_names(trainer.architecture)) == 2 + 2 * 11
+    assert set(helpers.kinds) == set(KINDS)
+    for name, entry in _entries(trainer.model).items():
+        (shard, *_) = _shards(entry, trainer.model.get_parameter(name), prefix="")
+        key, place = checkpoint_key(name)
+        assert (shard.spec.key, shard.offset[: len(place)]) == (key, place), name
+
+
+def test_number_of_tensors(make_folder: Any, helpers: Any) -> None:
+    """Counted by hand: 11 in a dense layer, 9 and three an expert in a mixture."""
+    assert len(hf_names(read_architecture(make_folder()))) == 2 + 2 * 11
+    assert len(hf_names(read_architecture(make_folder(**helpers.experts)))) == 2 + 2 * (9 + 3 * 4)
 
 
 def test_a_folder_with_a_missing_or_foreign_tensor_is_refused(folder: Path) -> None:

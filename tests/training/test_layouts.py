@@ -22,11 +22,11 @@ MOMENT = "optimizer.exp_avg."
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, make_folder: Any, helpers: Any) -> Path:
+def trained(tmp_path_factory: pytest.TempPathFactory, helpers: Any) -> Path:
     """The folder that the four ranks have left."""
     work = tmp_path_factory.mktemp("layouts")
-    make_folder().rename(work / "tied")
-    make_folder(tie_word_embeddings=False).rename(work / "untied")
+    helpers.write_folder(work).rename(work / "tied")
+    helpers.write_folder(work, tie_word_embeddings=False).rename(work / "untied")
     for index, lengths in enumerate([[37, 20, 51], [64, 9], [30, 30, 30]]):
         batch = dataclasses.asdict(helpers.make_batch(lengths, seed=index))
         np.savez(work / f"batch-{index}.npz", **{name: value for name, value in batch.items() if value is not None})

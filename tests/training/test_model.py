@@ -15,13 +15,15 @@ from gyre.training.attention import Packing
 LENGTHS = [37, 64, 5, 50]
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+@pytest.mark.parametrize(
+    "kind", ["qwen3", "llama-biases", "llama-mlp-bias", "qwen2", "experts", "experts-not-normalised"]
+)
 def test_logprobs_equal_transformers_on_packed_segments(
     make_folder: Any, make_trainer: Any, helpers: Any, kind: str, tmp_path: Path
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    folder = make_folder(**(helpers.llama if kind == "llama" else {}))
+    folder = make_folder(**helpers.kinds[kind])
     batch = helpers.make_batch(LENGTHS, padding=9)
     trainer = make_trainer(path=folder)
     ours = trainer.logprobs(batch)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ class Model:
         for parameter in self._parameters.values():
             parameter.data = parameter.data.clone()  # memory of our own, so that `release` really frees it
         self._shapes = {name: parameter.shape for name, parameter in self._parameters.items()}
+        self._places = _places(self._shapes)
         self._missing: set[str] = set()
         config = self._net.config
         self.context_length = int(config.max_position_embeddings)
@@ -46,12 +48,12 @@ class Model:
 
     @property
     def ready(self) -> bool:
-        """True if every parameter holds weights."""
+        """True if every tensor holds weights."""
         return not self._missing
 
     @property
     def missing(self) -> list[str]:
-        """Parameters without weights since `resume`."""
+        """Tensors without weights since `resume`."""
         return sorted(self._missing)
 
     def hidden(self, tokens: list[int], positions: list[int], plan: Plan) -> torch.Tensor:
@@ -75,13 +77,14 @@ class Model:
         """
         wanted = [(name, tensor) for name, tensor in named if not self._is_tied(name)]
         for name, tensor in wanted:
-            shape = self._shapes.get(name)
-            if shape is None:
+            place = self._places.get(name)
+            if place is None:
                 raise ValueError(f"the model has no parameter {name!r}")
-            if shape != tensor.shape:
-                raise ValueError(f"{name} has shape {list(tensor.shape)}, the model needs {list(shape)}")
+            if place.shape != tensor.shape:
+                raise ValueError(f"{name} has shape {list(tensor.shape)}, the model needs {list(place.shape)}")
         for name, tensor in wanted:
-            self._parameters[name].data.copy_(tensor)
+            place = self._places[name]
+            self._parameters[place.parameter].data[place.index].copy_(tensor)
             self._missing.discard(name)
 
     def load_folder(self, path: str) -> None:
@@ -93,7 +96,9 @@ class Model:
             fresh = _load_net(path, self.shape.dtype)
         except (OSError, ValueError, UserError) as error:
             raise ValueError(f"no weights in {path}: {error}") from error
-        self.load([(name, parameter.data) for name, parameter in fresh.named_parameters()])
+        held = {name: parameter.data for name, parameter in fresh.named_parameters()}
+        places = _places({name: tensor.shape for name, tensor in held.items()})
+        self.load([(name, held[place.parameter][place.index]) for name, place in places.items()])
 
     def _is_tied(self, name: str) -> bool:
         """The output embedding of a tied model is the input embedding; senders may still name it."""
@@ -103,7 +108,7 @@ class Model:
         """Free the parameters' memory; their contents are gone."""
         for parameter in self._parameters.values():
             parameter.data = torch.empty(0, dtype=parameter.dtype)
-        self._missing = set(self._parameters)
+        self._missing = set(self._places)
 
     def resume(self) -> None:
         """Take the parameters' memory again. It is not `ready` until every parameter was loaded."""
@@ -117,6 +122,33 @@ class Model:
             data = self._parameters[name].data.contiguous().view(torch.uint8)
             sums[name] = hashlib.sha256(data.numpy().tobytes()).hexdigest()[:16]
         return {"checksums": sums, "digest": hashlib.sha256(json.dumps(sums).encode()).hexdigest()}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a named tensor of a Hugging Face folder lies: a part of a parameter."""
+
+    parameter: str
+    index: tuple[int | slice, ...]
+    shape: torch.Size
+
+
+def _places(shapes: dict[str, torch.Size]) -> dict[str, Place]:
+    """Every tensor's place. transformers keeps a layer's experts in two stacked parameters; folders, and whoever sends
+    weights, name the projections of each expert."""
+    places: dict[str, Place] = {}
+    for name, shape in shapes.items():
+        prefix, dot, last = name.rpartition(".experts.")
+        if not dot or last not in ("gate_up_proj", "down_proj"):
+            places[name] = Place(name, (), shape)
+            continue
+        rows = shape[1] // 2 if last == "gate_up_proj" else shape[1]
+        for expert in range(shape[0]):
+            for part, projection in enumerate(("gate_proj", "up_proj") if last == "gate_up_proj" else ("down_proj",)):
+                index = (expert, slice(part * rows, (part + 1) * rows))
+                tensor = f"{prefix}.experts.{expert}.{projection}.weight"
+                places[tensor] = Place(name, index, torch.Size((rows, shape[2])))
+    return places
 
 
 def _load_net(path: str, dtype: torch.dtype) -> Any:

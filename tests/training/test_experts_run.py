@@ -1,0 +1,65 @@
+"""A whole run of a mixture of experts: rollout by the reference engine, training in one cell, audit, replay, export."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from recipes.tiny_model.build import build
+from tests.chaos.harness import Drill
+
+ONE_CELL = ("cells.count=1", "rollout.executions_per_cell=8", "train.tokens_per_microstep=1024")
+
+
+def _experts(folder: Path, tokenizer: Path) -> Path:
+    """A random Qwen3-MoE of four experts with the tiny model's tokenizer."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    dense = json.loads((tokenizer / "config.json").read_text())
+    kept = ("vocab_size", "max_position_embeddings", "eos_token_id", "pad_token_id", "tie_word_embeddings")
+    config = Qwen3MoeConfig(
+        **{key: dense[key] for key in kept if key in dense},
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        moe_intermediate_size=64,
+        num_experts=4,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+    )
+    shutil.copytree(tokenizer, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json", "COMPLETE"))
+    torch.manual_seed(5)
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_mixture_of_experts_trains_in_one_cell(tmp_path: Path, cache: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    build(tmp_path / "dense", seed=1, steps=0)
+    model = _experts(tmp_path / "experts", tmp_path / "dense")
+    (tmp_path / "runs").mkdir()
+    settings = (f"model.path={model}", "model.build=", "model.build_arguments=[]", *ONE_CELL)
+    drill = Drill(tmp_path / "runs", cache, steps=2, settings=settings)
+    try:
+        drill.submit()
+        drill.assert_completed()
+    finally:
+        drill.stop()
+    drill.assert_replays(2)
+    stats = [done.stats for done in drill.state.cells["cell-0"][1].done.values()]
+    assert any(found["compared"] for found in stats)
+    assert max(found["difference_max"] for found in stats) < 1e-3  # the engine and the trainer hold one model
+    exported = drill.command("export", "drill", "--to", str(tmp_path / "out"))
+    assert exported.returncode == 0, exported.stderr
+    before, after = (AutoModelForCausalLM.from_pretrained(path).state_dict() for path in (model, tmp_path / "out"))
+    moved = [name for name in before if not torch.equal(before[name], after[name])]
+    assert any("experts" in name for name in moved) and any("gate.weight" in name for name in moved)
