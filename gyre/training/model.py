@@ -132,6 +132,8 @@ def transformer_config(architecture: Architecture, layout: Layout, dtype: torch.
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,
         variable_seq_lengths=layout.pipeline > 1,
+        # the default goes with one length for all micro-steps
+        moe_token_dispatcher_type="alltoall" if layout.pipeline > 1 else "allgather",
         normalization="RMSNorm",
         activation_func=F.silu,
         gated_linear_unit=True,
@@ -169,7 +171,6 @@ def _experts(architecture: Architecture) -> dict[str, Any]:
         "moe_aux_loss_coeff": 0.0,
         "moe_router_enable_expert_bias": False,
         "moe_expert_capacity_factor": None,
-        "moe_token_dispatcher_type": "allgather",
         "moe_grouped_gemm": False,
     }
 

@@ -83,13 +83,14 @@ class Adam:
 
         A gradient that is not finite changes nothing: (norm, False).
         """
-        finalize_model_grads([self._model])
+        with shims.quiet():
+            finalize_model_grads([self._model])
         for group in self._megatron.param_groups:
             group["lr"] = learning_rate
             group["weight_decay"] = self._weight_decay * group["wd_mult"]  # Megatron gives norms a factor of zero
         if not self._finite():
             return float("nan"), False
-        with shims.cuda_names_on_cpu():
+        with shims.cuda_names_on_cpu(), shims.quiet():
             success, norm, _ = self._megatron.step()
             # The fp32 optimizer leaves `grad` an alias of `main_grad`; the next backward pass would then
             # count twice.

@@ -169,7 +169,7 @@ def _optimizer_tensors(held: Held) -> Iterator[tuple[str, torch.Tensor]]:
 def _assembled(
     parameter: torch.Tensor, held: Held | None, part: torch.Tensor | None, writer: int, group: dist.ProcessGroup
 ) -> torch.Tensor:
-    """fp32 of the parameter's shape, whole in rank `writer`. Parts are disjoint: summed as integers they keep their bits."""
+    """fp32 of the parameter's shape, whole in rank `writer`. Summed as integers, disjoint parts keep their bits."""
     whole = torch.zeros(parameter.numel(), dtype=torch.int32, device=parameter.device)
     if held is not None and part is not None:
         whole[held.first : held.last] = part.view(torch.int32)

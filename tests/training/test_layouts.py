@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -34,12 +35,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory, helpers: Any) -> Path:
     argv = [sys.executable, program, str(work)]
     processes = [subprocess.Popen([*argv, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(RANKS)]
     try:
-        errors = [process.communicate(timeout=550)[1] for process in processes]
+        while None in (codes := [process.poll() for process in processes]) and not any(codes):
+            time.sleep(0.1)
     finally:
         for process in processes:
             process.kill()
-            process.wait()
-    assert [process.returncode for process in processes] == [0] * RANKS, "\n".join(errors)[-3000:]
+    errors = [process.communicate()[1] for process in processes]
+    assert codes == [0] * RANKS, "\n".join(errors)[-3000:]
     return work
 
 
