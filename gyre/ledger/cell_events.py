@@ -112,7 +112,8 @@ class Fenced(JournalEvent, frozen=True):
 
 
 class Committed(JournalEvent, frozen=True):
-    """Core: the optimizer has made `step`; its weights can be pulled at `manifest`."""
+    """Core: the optimizer has made `step`; its weights can be pulled at `manifest`. checkpointed: its checkpoint is
+    complete; when it is still being written, `Checkpointed` follows."""
 
     lineage: int
     step: int
@@ -125,3 +126,11 @@ class Committed(JournalEvent, frozen=True):
     gradient_norm: float = 0.0
     seconds: float = 0.0
     stats: dict[str, float] = {}
+
+
+class Checkpointed(JournalEvent, frozen=True):
+    """Core: the checkpoint of `step`, written while training went on, is complete."""
+
+    lineage: int
+    step: int
+    nbytes: int

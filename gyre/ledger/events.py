@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from gyre.ledger.cell_events import (
     CellEntered as CellEntered,
+    Checkpointed as Checkpointed,
     Committed as Committed,
     Done as Done,
     EngineStarted as EngineStarted,
@@ -375,6 +376,7 @@ Event = (
     | Refused
     | Fenced
     | Committed
+    | Checkpointed
     | ProcessStarted
     | ProcessEnded
     | GaveUp

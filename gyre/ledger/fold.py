@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+from msgspec import structs
+
 from gyre.ledger import events as ev
 from gyre.ledger.state import (
     Acceptance,
@@ -367,6 +369,11 @@ def _committed(state: RunState, line: Line) -> None:
     lineage.t_committed[line.event.step] = line.t
 
 
+def _checkpointed(state: RunState, line: Line) -> None:
+    committed = state.lineages[line.event.lineage].committed
+    committed[line.event.step] = structs.replace(committed[line.event.step], checkpointed=True)
+
+
 def _ended(state: RunState, line: Line) -> None:
     state.ends[line.incarnation] = line.event
 
@@ -418,6 +425,7 @@ _HANDLERS: dict[type, Callable[[RunState, Any], None]] = {
     ev.Refused: _refused,
     ev.Fenced: _fenced,
     ev.Committed: _committed,
+    ev.Checkpointed: _checkpointed,
     ev.ProcessStarted: lambda state, line: state.processes.__setitem__(line.event.name, line.event),
     ev.ProcessEnded: lambda state, line: state.processes_ended.__setitem__(line.event.name, line.event),
 }

@@ -29,6 +29,8 @@ from gyre.processes.ranks import Ranks
 log = logging.getLogger("gyre")
 
 RETRY_SECONDS = 0.2
+WRITING_SECONDS = 1.0
+"""How often a checkpoint that is being written is looked after."""
 EXIT_RESTART = 75
 
 
@@ -60,6 +62,8 @@ class Cell(Process):
         self.summing = (0, 0)
         """(lineage, step) whose gradients are in the buffer"""
         self.served: ev.ServeOrdered | None = None
+        self.writing: tuple[int, int] | None = None
+        """(lineage, step) of the checkpoint that is being written in the background"""
 
     # ---- speaking ----
 
@@ -157,10 +161,12 @@ class Cell(Process):
                     await self._do(self.orders.popleft())
                 self.news.clear()
                 news = asyncio.create_task(self.news.wait())
-                await asyncio.wait({news, dead}, return_when=asyncio.FIRST_COMPLETED)
+                patience = WRITING_SECONDS if self.writing is not None else None
+                await asyncio.wait({news, dead}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
                 news.cancel()
                 if dead.done():
                     dead.result()
+                await self._look_after_checkpoint(wait=False)
         finally:
             dead.cancel()
 
@@ -368,6 +374,8 @@ class Cell(Process):
 
     async def _commit(self, order: ev.CommitOrdered) -> None:
         began = time.monotonic()
+        if order.checkpoint:
+            await self._look_after_checkpoint(wait=True)
         made = await self.ask(
             "commit",
             lineage=order.lineage,
@@ -376,6 +384,7 @@ class Cell(Process):
             executions=order.executions,
             microsteps=order.microsteps,
             checkpoint=order.checkpoint,
+            wait=order.step >= self.recipe.train.steps,  # the run may end with this step
         )
         self.say(
             ev.Committed(
@@ -384,15 +393,25 @@ class Cell(Process):
                 version=order.version,
                 weight_version=made["weight_version"],
                 manifest=made["manifest"],
-                checkpointed=order.checkpoint,
+                checkpointed=made["checkpointed"],
                 skipped=made["skipped"],
                 learning_rate=made["learning_rate"],
                 gradient_norm=made["gradient_norm"],
                 seconds=time.monotonic() - began,
             )
         )
+        self.writing = (order.lineage, order.step) if made["writing"] else None
         boundary = order.step // self.recipe.schedule.steps_per_burst * self.recipe.schedule.steps_per_burst
         await self.ask("retire", keep=keep_manifests(self.state, self.name, made["manifest"], boundary))
+
+    async def _look_after_checkpoint(self, wait: bool) -> None:
+        if self.writing is None:
+            return
+        lineage, step = self.writing
+        nbytes = (await self.ask("written", wait=wait))["nbytes"]
+        if nbytes:
+            self.say(ev.Checkpointed(lineage=lineage, step=step, nbytes=nbytes))
+            self.writing = None
 
     async def close(self) -> None:
         await self.engine.close()

@@ -79,7 +79,8 @@ class Rank:
         def counts(meta: CheckpointMeta) -> bool:
             return all(meta.lineage >= later or meta.step <= step for later, step in openings)
 
-        info, skipped = newest_complete(self.run.checkpoints, accept=counts)
+        found = newest_complete(self.run.checkpoints, accept=counts) if self.layout.rank == 0 else (None, [])
+        info, skipped = self.trainer.agree(found)[0]  # one rank reads and verifies it all
         if info is None:
             self.trainer.load_hf()
         else:
@@ -224,8 +225,13 @@ class Rank:
         executions: int,
         microsteps: list[str],
         checkpoint: bool,
+        wait: bool,
     ) -> dict[str, Any]:
-        """The optimizer step, the checkpoint if due, and then the publication: what is published can be found again."""
+        """The optimizer step, the checkpoint if due, and the publication.
+
+        A large checkpoint may still be being written then, unless `wait`: a core that is lost before it is complete
+        does the step again from its micro-steps.
+        """
         if sorted(self._micro) != sorted(microsteps):
             raise RuntimeError(f"step {step}: the buffer holds {len(self._micro)} micro-steps, not the packed ones")
         train = self.recipe.train
@@ -233,18 +239,35 @@ class Rank:
         stats = self.trainer.commit(executions, rate, targets=len(microsteps))
         self._micro = []
         self.holds = ""
+        writing = False
         if checkpoint:
             meta = CheckpointMeta(lineage, step, version, tuple(microsteps))
-            self.trainer.save_checkpoint(self.run.checkpoints, meta, f"{self.cell}.{self.incarnation}")
-            if self.layout.rank == 0:
-                prune(self.run.checkpoints, train.keep_checkpoints, lineage)
+            where = (self.run.checkpoints, meta, f"{self.cell}.{self.incarnation}")
+            if wait:
+                self.trainer.save_checkpoint(*where)
+            else:
+                writing = self.trainer.begin_checkpoint(*where)
+            self._prune(lineage)
         published = self.publish(lineage, step, version)
         return {
             **published,
+            "checkpointed": checkpoint and not writing,
+            "writing": writing,
             "gradient_norm": stats.grad_norm,
             "skipped": bool(stats.skipped),
             "learning_rate": rate,
         }
+
+    def written(self, wait: bool) -> dict[str, Any]:
+        """Has a checkpoint become complete in the background? Its bytes; 0 when none has."""
+        info = self.trainer.checkpoint_written(wait)
+        if info is not None:
+            self._prune(info.meta.lineage)
+        return {"nbytes": info.bytes if info is not None else 0}
+
+    def _prune(self, lineage: int) -> None:
+        if self.layout.rank == 0:
+            prune(self.run.checkpoints, self.recipe.train.keep_checkpoints, lineage)
 
     # ---- memory ----
 
@@ -266,6 +289,7 @@ OPERATIONS = frozenset(
         "zero",
         "merge",
         "commit",
+        "written",
         "offload",
         "onload",
     }

@@ -20,7 +20,7 @@ with shims.quiet():
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
-__all__ = ["Layout", "start", "stop"]
+__all__ = ["Layout", "another_group", "start", "stop"]
 
 
 def start(layout: Layout, timeout: float = 600.0) -> torch.device:
@@ -54,6 +54,11 @@ def start(layout: Layout, timeout: float = 600.0) -> torch.device:
     # one.
     model_parallel_cuda_manual_seed(1, inference_rng_tracker=True)
     return device
+
+
+def another_group() -> dist.ProcessGroup | None:
+    """A group of all ranks over the hosts, for a thread that runs beside the training; None for one rank."""
+    return dist.new_group(backend="gloo") if dist.get_world_size() > 1 else None
 
 
 def stop() -> None:

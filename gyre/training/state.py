@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -56,22 +56,45 @@ def save(model: PolicyModel, optimizer: Adam, folder: Path, meta: CheckpointMeta
 
     UserError, on every rank, when the file system refuses one of them; then nothing is left behind.
     """
+    shards, meta = collect(model, optimizer, meta)
+    return write(shards, arrays_of(shards), folder, meta, nonce)
+
+
+def collect(model: PolicyModel, optimizer: Adam, meta: CheckpointMeta) -> tuple[list[Shard], CheckpointMeta]:
+    """All shards that this rank knows, over live tensors; a collective. The meta gets Adam's count of steps."""
     optimizer.fill()
     meta = replace(meta, extra={**meta.extra, "optimizer_steps": optimizer.steps()})
-    shards = [*_model_shards(model), *_optimizer_shards(model, optimizer)]
-    return write(shards, folder, meta, nonce)
+    return [*_model_shards(model), *_optimizer_shards(model, optimizer)], meta
 
 
-def write(shards: list[Shard], folder: Path, meta: CheckpointMeta, nonce: str) -> CheckpointInfo:
-    """The writing part of `save`."""
+def copied(shards: list[Shard]) -> list[Shard]:
+    """What this rank writes, on the host and out of the reach of training."""
+    return [replace(shard, tensor=shard.tensor.to("cpu", copy=True)) for shard in shards if shard.writes]
+
+
+def arrays_of(shards: list[Shard]) -> dict[str, ArraySpec]:
+    """The arrays of all ranks; with pipeline stages each knows its own only. A collective."""
+    gathered: list[dict[str, ArraySpec]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(gathered, {shard.spec.key: shard.spec for shard in shards})
+    return {key: spec for part in gathered for key, spec in part.items()}
+
+
+def write(
+    shards: list[Shard],
+    arrays: dict[str, ArraySpec],
+    folder: Path,
+    meta: CheckpointMeta,
+    nonce: str,
+    group: dist.ProcessGroup | None = None,
+) -> CheckpointInfo:
+    """The writing part of `save`; a collective over `group`, which is all ranks."""
     path = checkpoints.temporary_path(folder, meta.step, meta.lineage, nonce)
-    arrays = _merged({shard.spec.key: shard.spec for shard in shards})
     first = dist.get_rank() == 0
     try:
-        _together(lambda: checkpoints.create(path, arrays.values()) if first else None)
-        written = _together(lambda: [_write(path, shard) for shard in shards if shard.writes])
+        _together(lambda: checkpoints.create(path, arrays.values()) if first else None, group)
+        written = _together(lambda: [_write(path, shard) for shard in shards if shard.writes], group)
         records = [record for part in written for record in part]
-        _together(lambda: checkpoints.finish(path, meta, list(arrays.values()), records) if first else None)
+        _together(lambda: checkpoints.finish(path, meta, list(arrays.values()), records) if first else None, group)
     except OSError as error:
         # A full disk or a lost mount: nothing half-written may go on filling it, and the last checkpoint
         # stands.
@@ -84,15 +107,16 @@ def write(shards: list[Shard], folder: Path, meta: CheckpointMeta, nonce: str) -
     return checkpoints.read_info(checkpoints.final_path(folder, meta.step))
 
 
-def _together(work: Callable[[], T]) -> list[T]:
+def _together(work: Callable[[], T], group: dist.ProcessGroup | None) -> list[T]:
     """Do `work` on every rank; all its values, or on every rank the OSError that any of them met."""
     value, problem = None, None
     try:
         value = work()
     except OSError as error:
         problem = (error.errno, error.strerror)
-    gathered: list[tuple[T, tuple[int, str] | None]] = [(value, problem)] * dist.get_world_size()  # type: ignore[list-item]
-    dist.all_gather_object(gathered, (value, problem))
+    gathered: list[Any] = [(value, problem)] * dist.get_world_size()
+    if len(gathered) > 1:
+        dist.all_gather_object(gathered, (value, problem), group=group)
     for _, found in gathered:
         if found is not None:
             raise OSError(*found)
@@ -223,13 +247,6 @@ def _shards(
         copies = leaf.replica_id if isinstance(leaf.replica_id, tuple) else (leaf.replica_id,)
         original = all(copy == 0 for copy in copies[:-1])  # the last counts data-parallel ranks
         yield Shard(spec, tuple(leaf.global_offset), leaf.data, writes=writes and original)
-
-
-def _merged(own: dict[str, ArraySpec]) -> dict[str, ArraySpec]:
-    """The arrays of all ranks; with pipeline stages each knows its own only."""
-    gathered: list[dict[str, ArraySpec]] = [{} for _ in range(dist.get_world_size())]
-    dist.all_gather_object(gathered, own)
-    return {key: spec for part in gathered for key, spec in part.items()}
 
 
 def _write(path: Path, shard: Shard) -> FileRecord:

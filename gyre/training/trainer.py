@@ -25,6 +25,7 @@ from gyre.training.forward import target_logprobs
 from gyre.training.gradients import FrozenGradients, Gradients
 from gyre.training.model import DTYPES, build_model, with_gradient_buffers
 from gyre.training.optimizer import Adam
+from gyre.training.saving import Saver
 from gyre.training.settings import TrainSettings
 
 with shims.quiet():
@@ -84,6 +85,7 @@ class Trainer:
         self._gradients = Gradients(self._ddp)
         self._offloaded = memory.OffloadedTensors()
         self._optimizer: Adam | None = None
+        self._saver: Saver | None = None
         self._taken = 0
         """micro-steps of `train_microsteps` whose gradients are in the buffers of this cell"""
         self.zero_gradients()
@@ -101,6 +103,7 @@ class Trainer:
         return self._optimizer is not None
 
     def close(self) -> None:
+        self.checkpoint_written(wait=True)
         layout.stop()
 
     def agree(self, value: Any) -> list[Any]:
@@ -129,7 +132,22 @@ class Trainer:
     def save_checkpoint(self, folder: Path, meta: CheckpointMeta, nonce: str) -> CheckpointInfo:
         """Write `folder`/step-NNNNNN.zarr; a collective of the core's ranks. The `nonce` must be equal on all
         of them."""
+        self.checkpoint_written(wait=True)
         return state.save(self.model, self._core(), folder, meta, nonce)
+
+    def begin_checkpoint(self, folder: Path, meta: CheckpointMeta, nonce: str) -> bool:
+        """Like `save_checkpoint`, but where memory allows a copy is written in the background, while training goes
+        on: True then, and `checkpoint_written` tells when it is complete. A collective."""
+        if self._saver is None:
+            self._saver = Saver()
+        return self._saver.save(self.model, self._core(), folder, meta, nonce)
+
+    def checkpoint_written(self, wait: bool = False) -> CheckpointInfo | None:
+        """The checkpoint that has become complete in the background, told once. Raises UserError when it could not be
+        written."""
+        if self._saver is None:
+            return None
+        return self._saver.wait() if wait else self._saver.poll()
 
     def weights_flat(self) -> list[torch.Tensor]:
         """A new host buffer of this rank's parameters, in the order of `flat.flatten`: one tensor, of the

@@ -81,7 +81,7 @@ def test_bf16_trains_nearly_what_one_rank_trains(trained: Path, name: str) -> No
     assert float(out["norm"]) == pytest.approx(float(one["norm"]), rel=2e-2)
 
 
-@pytest.mark.parametrize(("dtype", "saver", "loader"), product(DTYPES, LAYOUTS, LAYOUTS))
+@pytest.mark.parametrize(("dtype", "saver", "loader"), list(product(DTYPES, LAYOUTS, LAYOUTS)))
 def test_a_checkpoint_goes_through_any_other_layout(trained: Path, dtype: str, saver: str, loader: str) -> None:
     saved = dict(arrays(final_path(trained / dtype / saver, 1)))
     again = dict(arrays(final_path(trained / dtype / f"{saver}-{loader}", 1)))
@@ -92,7 +92,7 @@ def test_a_checkpoint_goes_through_any_other_layout(trained: Path, dtype: str, s
         assert np.array_equal(one.view(np.uint8), other.view(np.uint8)), key
 
 
-@pytest.mark.parametrize(("saver", "loader"), product(LAYOUTS, LAYOUTS))
+@pytest.mark.parametrize(("saver", "loader"), list(product(LAYOUTS, LAYOUTS)))
 def test_training_goes_on_from_any_others_checkpoint(trained: Path, saver: str, loader: str) -> None:
     here, there = (np.load(trained / f"norms-float32-{layout}.npz") for layout in (saver, loader))
     assert float(there[saver]) == pytest.approx(float(here[saver]), rel=1e-5)
