@@ -25,12 +25,14 @@ COMMANDS: dict[str, str] = {
     "join": "More cells for a run, from a job of their own.",
     "resume": "Go on with a run that ended or died.",
     "replay": "Train again from the recorded shards, without rollout.",
+    "eval": "How well a run's weights, or a model, do on held-out tasks.",
     "simulate": "What a run would take, in each mode, with how many cells.",
     "verify": "Audit a run's ledger.",
-    "export": "A step's weights as a Hugging Face folder.",
+    "export": "A step's weights as a Hugging Face folder, or executions as ATIF.",
     "tasks": "Check task folders.",
     "doctor": "Check this machine.",
     "harness": "Install and list harnesses.",
+    "engine": "Install engines.",
 }
 
 

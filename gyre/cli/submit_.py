@@ -21,16 +21,14 @@ def submit(
     name: Annotated[str, typer.Option("--name", help="Name of the run; default: the recipe's, numbered.")] = "",
 ) -> None:
     """Start a run from a recipe: a Slurm job, or with --local all of it here."""
-    import shutil
     import time
 
-    from gyre.errors import UserError
     from gyre.launch.submit import create_run, free_name, plan
     from gyre.ledger.layout import runs_home
 
     planned = plan(recipe, settings or [], local=local)
     if not local:
-        from gyre.launch.slurm_submit import dry_run as script, submit_run
+        from gyre.launch.slurm_submit import dry_run as script, submit_new
 
         # all that can be refused is refused before there is a folder
         text = script(planned.recipe, runs_home() / (name or free_name(planned.recipe.name)))
@@ -38,11 +36,7 @@ def submit(
             print(text, end="")
             return
         run = create_run(planned, "slurm", time.time(), print, name)
-        try:
-            job_id = submit_run(run, planned.recipe)
-        except UserError:
-            shutil.rmtree(run.path)  # made just now, and nothing ran
-            raise
+        job_id = submit_new(run, planned.recipe)
         print(f"run {run.name} in {run.path}, job {job_id}; look with: gyre status {run.name}")
         return
     if dry_run:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, Literal
 
 import aiohttp
@@ -23,6 +24,13 @@ PauseMode = Literal["abort", "in_place", "retract"]
 _CONNECT_SECONDS = 10.0
 _MANAGE_SECONDS = 300.0
 _EVENT_END = b"\n\n"
+
+
+def vocabulary(model: Path) -> int | None:
+    """Number of embeddings of a Hugging Face folder; None when its config.json does not say."""
+    config = msgspec.json.decode((model / "config.json").read_bytes(), type=dict[str, Any])
+    size = config.get("vocab_size", config.get("text_config", {}).get("vocab_size"))
+    return int(size) if size is not None else None
 
 
 class EngineClient:
@@ -188,13 +196,15 @@ class EngineClient:
         await self._manage("/update_weight_version", {"new_version": version, "abort_all_requests": False})
 
     async def release_memory(self, tags: list[str]) -> None:
-        """Give memory back (`weights`, `kv_cache`).
+        """Give memory back (`weights`, `kv_cache`); what the prefix cache holds is lost.
 
-        A busy SGLang dies of it, so a busy engine raises EngineRefused here.
+        A busy SGLang dies of it, so a busy engine raises EngineRefused here. Its loads are a snapshot that can be
+        old; its scheduler itself says, by flushing, that nothing runs.
         """
         load = await self.loads()
         if not load.idle:
             raise EngineRefused(f"memory is not released: {load.running} requests run and {load.waiting} wait")
+        await self.flush_cache(timeout=0)
         await self._manage("/release_memory_occupation", {"tags": tags})
 
     async def resume_memory(self, tags: list[str]) -> None:
@@ -216,9 +226,9 @@ class EngineClient:
             return False
         return True
 
-    async def server_info(self) -> dict[str, Any]:
-        """The engine's arguments and internal state, as it reports them."""
-        return _object(await self._get("/server_info"))
+    async def server_info(self, timeout: float = 60.0) -> dict[str, Any]:
+        """The engine's arguments and internal state, as its scheduler reports them (so it answers while that works)."""
+        return _object(await self._get("/server_info", total=timeout))
 
     async def model_info(self) -> dict[str, Any]:
         """Model path and `weight_version`."""

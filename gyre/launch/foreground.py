@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
+from typing import TextIO
 
 from gyre.errors import UserError
 from gyre.launch.control import request_cancel
@@ -17,9 +19,9 @@ from gyre.recipe.schema import Recipe
 from gyre.views.progress import Progress
 
 
-def run_in_foreground(run: RunFolder, recipe: Recipe) -> int:
-    """Supervise a run to its end with progress on stdout; the exit status of the command."""
-    progress = Progress(run, recipe)
+def run_in_foreground(run: RunFolder, recipe: Recipe, out: TextIO | None = None) -> int:
+    """Supervise a run to its end with progress on `out` (stdout); the exit status of the command."""
+    progress = Progress(run, recipe, out or sys.stdout)
     with progress:
         state, failure = asyncio.run(_supervise(run, recipe, progress))
     progress.summary(state, failure)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -33,6 +34,15 @@ def submit_run(run: RunFolder, recipe: Recipe) -> str:
     job = read_job(run)
     write_job(run, msgspec.structs.replace(job, job_ids=[*job.job_ids, job_id]))
     return job_id
+
+
+def submit_new(run: RunFolder, recipe: Recipe) -> str:
+    """As `submit_run`, for a folder made just now: a submission that is refused leaves none."""
+    try:
+        return submit_run(run, recipe)
+    except UserError:
+        shutil.rmtree(run.path)
+        raise
 
 
 def dry_run(recipe: Recipe, run: Path) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import gyre
+from gyre.engines.sglang.install import interpreter
 from gyre.errors import UserError
 from gyre.executions.harnesses import find_harness
 from gyre.executions.tasks import load_tasks
@@ -26,6 +27,7 @@ from gyre.recipe.load import dump_toml, load_recipe
 from gyre.recipe.schema import Recipe
 from gyre.training.architecture import read_architecture
 from gyre.training.place import Layout
+from gyre.trajectory.settings import packing_notice
 
 GUESTS = 8
 """Cells that may join a run under Slurm at a time, beyond the recipe's own."""
@@ -53,7 +55,7 @@ def plan(recipe_path: Path, overrides: list[str], local: bool = True) -> Plan:
     tasks = [task.name for task in load_tasks(Path(recipe.tasks.path))]
     held_out = [task.name for task in load_tasks(Path(recipe.eval.path))] if recipe.eval.path else []
     both = set(tasks) & set(held_out)
-    if both:
+    if both and recipe.train.steps:
         raise UserError(
             f"eval.path: task {sorted(both)[0]} is in tasks.path too; held-out tasks have names of their own"
         )
@@ -69,10 +71,10 @@ def plan(recipe_path: Path, overrides: list[str], local: bool = True) -> Plan:
 
 def refuse_unbuilt(recipe: Recipe) -> None:
     """What the recipe may say and this version does not do. Raises UserError naming the key."""
+    per_node = recipe.cells.gpus_per_node or recipe.rollout.tensor_parallel
     refusals = {
-        'rollout.engine = "sglang": this version serves with the reference engine': recipe.rollout.engine == "sglang",
+        "rollout.tensor_parallel: this version runs an engine on one node": recipe.rollout.tensor_parallel > per_node,
         "train.expert_parallel: this version keeps all experts on every rank": recipe.train.expert_parallel > 1,
-        'trajectory.packing = "tree": this version packs paths': recipe.trajectory.packing == "tree",
         "trajectory.record: this version records turns only": bool(recipe.trajectory.record),
         f'sandbox.kind = "{recipe.sandbox.kind}": this version has bubblewrap and process': recipe.sandbox.kind
         not in ("bubblewrap", "process"),
@@ -84,12 +86,17 @@ def refuse_unbuilt(recipe: Recipe) -> None:
             raise UserError(refusal)
     find_harness(recipe.harness.name)
     rules_for(recipe.harness.name)
+    if recipe.rollout.engine == "sglang" and not recipe.rollout.python:
+        interpreter()
 
 
 def create_run(planned: Plan, launcher: str, now: float, say: Callable[[str], None], name: str = "") -> RunFolder:
-    """Build the model if the recipe says so, and make the run folder with everything frozen in it."""
-    model = resolve_model(planned.recipe.model, planned.recipe.seed, say)
-    Layout.of(planned.recipe.train).check(read_architecture(model))
+    """Make the run folder with everything frozen in it. A model that is to be built is built now, or by the job."""
+    if notice := packing_notice(planned.recipe):
+        say(notice)
+    model = resolve_model(planned.recipe.model, planned.recipe.seed, say, build=launcher == "local")
+    if (model / "config.json").exists():
+        Layout.of(planned.recipe.train).check(read_architecture(model))
     run = RunFolder(runs_home() / (name or free_name(planned.recipe.name)))
     run.create()
     try:

@@ -129,8 +129,7 @@ class Committed(JournalEvent, frozen=True):
 
 
 class Checkpointed(JournalEvent, frozen=True):
-    """Core: the checkpoint of `step`, written while training went on, is complete."""
+    """Core: the checkpoint of a step that was committed without one, or while it was being written, is complete."""
 
     lineage: int
     step: int
-    nbytes: int

@@ -19,7 +19,8 @@ from gyre.errors import UserError
 from gyre.ledger.files import written_aside
 from gyre.ledger.microsteps import MicroStep
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""2 has `parents`; a file of 1 is one without."""
 
 _INTS = (
     "tokens",
@@ -34,6 +35,7 @@ _INTS = (
     "target_lineages",
     "attempts",
     "dispatch_versions",
+    "parents",
 )
 _FLOATS = ("behaviour_logprobs", "advantages", "weights", "temperatures")
 _ARRAYS = {name: np.dtype("<i4") for name in _INTS} | {name: np.dtype("<f4") for name in _FLOATS}
@@ -53,12 +55,15 @@ def _array(ms: MicroStep, name: str) -> npt.NDArray[np.generic]:
 
 
 def digest(ms: MicroStep) -> str:
-    """blake2b (16 bytes, hex) over every field: name, length in bytes and bytes, in the order of their names."""
+    """blake2b (16 bytes, hex) over every field: name, length in bytes and bytes, in the order of their names.
+
+    An empty `parents` is left out: paths have the digest that they had before there were trees.
+    """
     content = {
         "step": str(ms.step).encode(),
         "executions": "\0".join(ms.executions).encode(),
     }
-    content |= {name: _array(ms, name).tobytes() for name in _ARRAYS}
+    content |= {name: _array(ms, name).tobytes() for name in _ARRAYS if name != "parents" or len(ms.parents)}
     state = blake2b(digest_size=16)
     for name in sorted(content):
         state.update(b"%b %d\n" % (name.encode(), len(content[name])))
@@ -148,6 +153,7 @@ def _from_batch(batch: pa.RecordBatch) -> MicroStep:
     arrays: dict[str, Any] = {
         name: np.array(batch.column(name).flatten().to_numpy(zero_copy_only=False), dtype=dtype)
         for name, dtype in _ARRAYS.items()
+        if name != "parents" or name in batch.schema.names
     }
     executions = tuple(batch.column("executions")[0].as_py())
     return MicroStep(step=batch.column("step")[0].as_py(), executions=executions, **arrays)

@@ -7,7 +7,7 @@ and no sampled token is a target twice in a run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,11 @@ Float32 = npt.NDArray[np.float32]
 class MicroStep:
     """T packed tokens, M targets, S samples.
 
-    tokens, positions, segments: int32 (T,). `segments` numbers the path of each token within the micro-step
-    (0, 1, ...; -1 is padding); positions restart at 0 with each path.
+    tokens, positions, segments: int32 (T,). `segments` numbers the runs of rows (0, 1, ...; -1 is padding).
+    parents: int32, empty when every segment is a path of its own: positions restart at 0 with each. Else one a
+    segment: the segment that it goes on from (-1 for a root), earlier in preorder, so that the rows of a segment
+    and of all that descend from it are one range. A token sees the earlier ones of its own segment and all of that
+    segment's ancestors; positions go on from the parent's last.
     target_rows: int32 (M,): the row whose hidden state predicts the target. target_tokens: int32 (M,).
     behaviour_logprobs: float32 (M,) as recorded, at temperature `temperatures[sample]`.
     target_samples: int32 (M,), index of the sample in this micro-step.
@@ -49,6 +52,7 @@ class MicroStep:
     weights: Float32
     temperatures: Float32
     dispatch_versions: Int32
+    parents: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))
 
     @property
     def targets(self) -> int:

@@ -133,7 +133,9 @@ class Rank:
         keys = json.loads((self.run.keys / key_file).read_text())
         async with aiohttp.ClientSession() as session:
             client = EngineClient(url, session, keys["api_key"], keys["admin_key"], None)
-            return await push_weights(client, tensors, weight_version, BUCKET_BYTES)
+            return await push_weights(
+                client, tensors, weight_version, BUCKET_BYTES, self.recipe.rollout.tensor_parallel
+            )
 
     def _bytes(self, manifest: Manifest) -> memoryview | np.ndarray[Any, Any]:
         """This rank's buffer of a manifest, verified."""
@@ -241,13 +243,7 @@ class Rank:
         self.holds = ""
         writing = False
         if checkpoint:
-            meta = CheckpointMeta(lineage, step, version, tuple(microsteps))
-            where = (self.run.checkpoints, meta, f"{self.cell}.{self.incarnation}")
-            if wait:
-                self.trainer.save_checkpoint(*where)
-            else:
-                writing = self.trainer.begin_checkpoint(*where)
-            self._prune(lineage)
+            writing = self.checkpoint(lineage, step, version, microsteps, wait)["writing"]
         published = self.publish(lineage, step, version)
         return {
             **published,
@@ -258,12 +254,29 @@ class Rank:
             "learning_rate": rate,
         }
 
+    def checkpoint(
+        self, lineage: int, step: int, version: int, microsteps: list[str], wait: bool = True
+    ) -> dict[str, Any]:
+        """Save the weights and the optimizer as they are after `step`, made of `microsteps`; old ones are pruned.
+
+        Without `wait` a large one may be written in the background; `written` then tells when it is complete.
+        """
+        meta = CheckpointMeta(lineage, step, version, tuple(microsteps))
+        where = (self.run.checkpoints, meta, f"{self.cell}.{self.incarnation}")
+        writing = False
+        if wait:
+            self.trainer.save_checkpoint(*where)
+        else:
+            writing = self.trainer.begin_checkpoint(*where)
+        self._prune(lineage)
+        return {"writing": writing}
+
     def written(self, wait: bool) -> dict[str, Any]:
-        """Has a checkpoint become complete in the background? Its bytes; 0 when none has."""
+        """Has a checkpoint become complete in the background?"""
         info = self.trainer.checkpoint_written(wait)
         if info is not None:
             self._prune(info.meta.lineage)
-        return {"nbytes": info.bytes if info is not None else 0}
+        return {"written": info is not None}
 
     def _prune(self, lineage: int) -> None:
         if self.layout.rank == 0:
@@ -290,6 +303,7 @@ OPERATIONS = frozenset(
         "merge",
         "commit",
         "written",
+        "checkpoint",
         "offload",
         "onload",
     }

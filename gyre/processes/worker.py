@@ -19,7 +19,7 @@ from pathlib import Path
 
 import aiohttp
 
-from gyre.engines.client import EngineClient
+from gyre.engines.client import EngineClient, vocabulary
 from gyre.executions.execution import (
     CallReport,
     ExecutionRequest,
@@ -72,10 +72,12 @@ class Worker(Process):
         self.sandbox: Sandbox | None = None
         self.proxy: Proxy | None = None
         self._clients: dict[tuple[str, str], EngineClient] = {}
+        self._vocabulary = vocabulary(Path(self.job.model))
         self._session: aiohttp.ClientSession | None = None
         self._waiting: asyncio.Queue[ev.Dispatch] = asyncio.Queue()
         self._keys: dict[str, str] = {}
         self._running: set[asyncio.Task[None]] = set()
+        self._cut = asyncio.Event()
 
     # ---- the ledger ----
 
@@ -90,6 +92,8 @@ class Worker(Process):
             elif isinstance(event, ev.Routed):
                 routed = line
         self._sync_routes()
+        if self.state.leaving and self.recipe.tasks.interrupted == "grade":
+            self._cut.set()
         if routed is not None and self.accepted:
             self.say(ev.RoutesAcknowledged(epoch=routed.incarnation, n=routed.n))
 
@@ -187,7 +191,7 @@ class Worker(Process):
         if known is None:
             if self._session is None:
                 raise RuntimeError("the worker has not started")
-            known = EngineClient(route.url, self._session, route.key, None, None)
+            known = EngineClient(route.url, self._session, route.key, None, self._vocabulary)
             self._clients[route.url, route.key] = known
         return known
 
@@ -259,6 +263,7 @@ class Worker(Process):
                 self.root,
                 listen,
                 report,
+                self._cut,
             )
         finally:
             report()
@@ -301,6 +306,7 @@ def finished(dispatch: ev.Dispatch, result: ExecutionResult, capture: Capture, s
         reason=result.reason + (f": {result.detail}" if result.detail else ""),
         reward=result.reward,
         timed_out=result.exit.timed_out,
+        interrupted=result.interrupted,
         turns=capture.stats.turns,
         tokens_sampled=capture.stats.tokens_sampled,
         seconds=seconds,

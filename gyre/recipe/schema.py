@@ -42,7 +42,11 @@ class Tasks(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     grader_attempts: Positive = 2
     """Gradings that may fail before the execution is excluded."""
     attempts: Positive = 3
-    """How often an execution is dispatched before it is excluded."""
+    """How often an execution may fail, or lose its worker, before it is excluded. What the end of a job interrupts is
+    dispatched again, and does not count."""
+    interrupted: Literal["again", "grade"] = "again"
+    """What the announced end of a job does to what runs: dispatched again in the next one, or ended in time and graded
+    as it stands. Without warning it is dispatched again either way."""
 
 
 class Harness(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -81,10 +85,17 @@ class Rollout(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     engine: Literal["sglang", "reference"] = "sglang"
     """`reference`: a small engine with SGLang's routes, for CPU."""
     python: str = ""
-    """Interpreter of the engine's own virtual environment (sglang)."""
+    """Interpreter of SGLang's own virtual environment; empty: the one that `gyre engine install sglang` makes."""
     arguments: list[str] = field(default_factory=list)
-    """More arguments of the engine's server."""
+    """More arguments of the engine's server; they win over gyre's."""
     tensor_parallel: Positive = 1
+    """Ranks of one engine."""
+    data_parallel: Positive = 1
+    """Attention groups among an engine's ranks (SGLang's DP attention)."""
+    expert_parallel: Positive = 1
+    """Ranks among which a layer's experts are spread."""
+    memory_fraction: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
+    """Share of a GPU's memory for weights and KV; 0: SGLang's own choice."""
     context: Positive = 131072
     """Longest sequence, in tokens."""
     executions_per_cell: Positive = 96
@@ -92,7 +103,9 @@ class Rollout(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     temperature: Annotated[float, Meta(gt=0.0)] = 1.0
     """Of sampling; top_p is 1 and top_k off, so that log-probabilities are exact."""
     start_timeout: Seconds = 900.0
-    """Until an engine answers."""
+    """Until an engine answers; then it is ended, and the cell starts again."""
+    liveness: Seconds = 120.0
+    """An engine that answers no question for this long is ended and started again."""
 
 
 class Group(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -128,7 +141,7 @@ class Trajectory(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     selection: Literal["default", "paper"] = "default"
     """What classes a path: its highest target, or (`paper`) its leaf's role."""
     packing: Literal["paths", "tree"] = "paths"
-    """`tree` computes shared prefixes once (not in this version)."""
+    """`tree` computes what an execution's paths share once; with context_parallel it falls back to paths."""
     record: list[Literal["wire", "routing"]] = field(default_factory=list)
     """What else is recorded (not in this version)."""
 
@@ -144,8 +157,8 @@ class Objective(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Train(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    steps: Positive
-    """Optimizer steps of the run."""
+    steps: Natural
+    """Optimizer steps of the run; 0: it only evaluates."""
     learning_rate: Annotated[float, Meta(gt=0.0)] = 1e-6
     warmup_steps: Natural = 0
     """Steps of linear warm-up; constant afterwards."""
@@ -164,7 +177,7 @@ class Train(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     tokens_per_microstep: Positive = 131072
     """Most tokens of one micro-step; not below the context."""
     microsteps_per_grant: Positive = 1
-    """Micro-steps of a bundle, for each data-parallel rank."""
+    """Micro-steps of a bundle, for each data-parallel rank and pipeline stage."""
     checkpoint_every: Positive = 1
     """Steps between checkpoints; the last step has one."""
     keep_checkpoints: Annotated[int, Meta(ge=2)] = 2
@@ -174,6 +187,11 @@ class Train(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     def ranks(self) -> int:
         """Trainer ranks of a cell."""
         return self.tensor_parallel * self.pipeline_parallel * self.context_parallel * self.data_parallel
+
+    @property
+    def bundle(self) -> int:
+        """Micro-steps of a grant: enough that every stage of every replica has work."""
+        return self.microsteps_per_grant * self.data_parallel * self.pipeline_parallel
 
 
 class Eval(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -212,6 +230,8 @@ class Slurm(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     requeue: bool = True
     signal_before_end: Seconds = 600.0
     prologue: list[str] = field(default_factory=list)
+    container: list[str] = field(default_factory=list)
+    """Words before the interpreter on every node: `["apptainer", "exec", "--nv", "/shared/gyre.sif"]`."""
 
 
 class Local(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gyre.ledger import events as ev
-from gyre.scheduling import admission, consumption, custody, microsteps, roles, routing
+from gyre.scheduling import admission, consumption, custody, ending, microsteps, roles, routing
 from gyre.scheduling.facts import World
 
 DECISIONS: tuple[Callable[[World], list[ev.Event]], ...] = (
@@ -35,24 +35,13 @@ def decide(world: World) -> list[ev.Event]:
     """The next orders: the first decision that has something to say, or the end of the run, or nothing."""
     if world.state.ended is not None:
         return []
-    ending = end(world)
-    if ending:
-        return ending
+    if world.state.cancel:
+        return ending.cancel(world)
+    over = ending.end(world)
+    if over:
+        return over
     for decision in DECISIONS:
         orders = decision(world)
         if orders:
             return orders
     return []
-
-
-def end(world: World) -> list[ev.Event]:
-    """The run is over when it was cancelled, or all steps are committed and nothing is open any more."""
-    state, settings = world.state, world.settings
-    lineage = state.reign()
-    if state.cancel:
-        return [ev.StopOrdered(reason="cancelled"), ev.RunEnded(state="cancelled", reason="gyre cancel")]
-    if lineage is None or lineage.step() < settings.steps or state.waterlevel:
-        return []
-    if settings.eval_every and world.burst <= settings.bursts:
-        return []
-    return [ev.StopOrdered(reason="finished"), ev.RunEnded(state="finished")]

@@ -40,6 +40,8 @@ class Settings:
     eval_tasks: tuple[str, ...] = ()
     eval_every: int = 0
     eval_samples: int = 1
+    grade_interrupted: bool = False
+    """Does the end of a job wait for what runs to be graded as it stands?"""
 
     def version(self, step: int) -> int:
         return -(-step // self.steps_per_burst)
@@ -88,7 +90,8 @@ def settings_of(
         cells=(*(f"cell-{index}" for index in range(recipe.cells.count)), *guests),
         workers=workers,
         attempts=recipe.tasks.attempts,
-        microsteps_per_grant=recipe.train.microsteps_per_grant * recipe.train.data_parallel,
+        grade_interrupted=recipe.tasks.interrupted == "grade",
+        microsteps_per_grant=recipe.train.bundle,
         checkpoint_every=recipe.train.checkpoint_every,
         phase_timeout=recipe.schedule.phase_timeout,
         tasks=tasks,

@@ -7,6 +7,7 @@ scheduler's decisions are those of `scheduling/`. Invariant: the same workload, 
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,18 +18,20 @@ from gyre.ledger.fold import fold
 from gyre.ledger.orders import CELL_ORDERS
 from gyre.ledger.state import RunState, execution_names
 from gyre.scheduling.decide import DECISIONS
+from gyre.scheduling.decider import Decider, Decision
 from gyre.scheduling.settings import Settings
 from gyre.simulate.cell import SimulatedCell, Surroundings
-from gyre.simulate.index import Decider, Decision
 from gyre.simulate.jobs import Job, Jobs
 from gyre.simulate.packing import Packing
 from gyre.simulate.policies import START_RULES
 from gyre.simulate.rollout import Ended, Rollout
+from gyre.simulate.turns import TurnRollout
 from gyre.simulate.workload import Workload
 
 WORKER = "worker-0"
 PHASE_TIMEOUT = 600.0
 MANY = 1 << 30
+ANSWERS = (ev.Merged, ev.Refused)
 TOKENS = 1000.0
 """Tokens sampled for each cell-second of training: only their proportions matter."""
 
@@ -65,7 +68,7 @@ class Simulation:
         self.decider = Decider(self.state, self.settings, plan.decisions)
         self.lines: list[Line] | None = [] if keep else None
         self.now = 0.0
-        self.events = 0
+        self._acts = 0
         self.decisions = 0
         self.timed_out = 0
         self.executions = 0
@@ -87,7 +90,9 @@ class Simulation:
         self._since: dict[str, tuple[object, float]] = {}
         self._dead: set[str] = set()
         rule = START_RULES["probe" if plan.probing else "order"]
-        self.rollout = Rollout(workload.cells, self.settings.cells, rule, self._alarm)
+        cells = self.settings.cells
+        self._turns = TurnRollout(workload.cells, workload.turns, cells, rule, seed) if workload.turns.seconds else None
+        self.rollout = self._turns or Rollout(workload.cells, cells, rule, self._alarm)
         self.packing = Packing(workload.training.microstep, plan.streaming)
         around = Surroundings(
             say=self.say,
@@ -119,13 +124,33 @@ class Simulation:
             self._decide()
             if self.state.ended is not None:
                 break
+            if self._turns is not None and self._take_turns(self._turns):
+                continue
             if not self._queue:
                 raise RuntimeError(f"deadlock at {self.now:.0f} s: {self._where()}")
             self.now = self._queue[0][0]
             while self._queue and self._queue[0][0] <= self.now:
-                self.events += 1
+                self._acts += 1
                 heapq.heappop(self._queue)[2]()
         return self
+
+    def _take_turns(self, turns: TurnRollout) -> bool:
+        """Turns up to the next event of another kind. Has an execution ended before it?"""
+        self.now, ended = turns.run(self._queue[0][0] if self._queue else math.inf)
+        for each in ended:
+            self._finished(each, each.running.job.timed_out)
+        if ended:
+            self._admit()
+        return bool(ended)
+
+    @property
+    def events(self) -> int:
+        """Taken from the queue: ends of phases, micro-steps, executions, deadlines, and of generations and tools."""
+        return self._acts + (self._turns.events if self._turns is not None else 0)
+
+    @property
+    def calls(self) -> int:
+        return self._turns.calls if self._turns is not None else 0
 
     @property
     def seconds(self) -> float:
@@ -144,7 +169,7 @@ class Simulation:
         self._news = True
         if self.lines is not None:
             self.lines.append(line)
-        if isinstance(event, ev.Merged | ev.Refused):
+        if isinstance(event, ANSWERS):
             cell = self.cells[event.source]
             if cell.incarnation == event.source_incarnation:
                 self._order_cell(event.source, event.source_incarnation, event)
@@ -159,6 +184,8 @@ class Simulation:
             for order in orders:
                 n = self.say("scheduler", 1, order)
                 self._carry_out(order, n)
+            if self.decider.waiting:  # what was ordered just now has not waited at all: measure again
+                self.decider.look(frozenset(self._dead), self._waiting())
         self._news = False
 
     def _carry_out(self, order: ev.Event, n: int) -> None:
@@ -344,13 +371,16 @@ class Simulation:
 
     def _look(self) -> None:
         """The scheduler's clock: who is dead, and how long each cell has been in its state."""
+        self.decider.look(frozenset(self._dead), self._waiting())
+        self._news = True
+
+    def _waiting(self) -> dict[str, float]:
         for name in self.settings.cells:
             found = self.state.cell(name)
             moment = (self.state.roles.get(name), found and (found.state, found.serving, found.training))
             if name not in self._since or self._since[name][0] != moment:
                 self._since[name] = (moment, self.now)
-        self.decider.look(frozenset(self._dead), {name: self.now - at for name, (_, at) in self._since.items()})
-        self._news = True
+        return {name: self.now - at for name, (_, at) in self._since.items()}
 
     def _where(self) -> str:
         cells = ", ".join(f"{name} {cell.state}" for name, cell in self.cells.items())

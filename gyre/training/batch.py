@@ -1,12 +1,12 @@
 """A micro-step as tensors on this rank's device.
 
 Owns the step from the ledger's arrays to what the model takes. Invariant: a batch that is built is
-consistent: rows and samples are in range, segments are contiguous, padding is at the end.
+consistent: rows and samples are in range, segments are contiguous, parents are in preorder, padding is at the end.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -27,11 +27,11 @@ Float32 = npt.NDArray[np.float32]
 class MicroStepBatch:
     """T packed tokens, M targets, S samples: what the trainer reads of a micro-step.
 
-    tokens, positions, segments: int32 (T,); segments number the paths 0, 1, ...; -1 is padding, at the end
-    only. target_rows, target_tokens, samples: int32 (M,): the row whose hidden state predicts the target, the
-    target, its sample. behaviour_logprobs: float32 (M,), as recorded at the sample's temperature.
-    advantages, weights, temperatures: float32 (S,); weight = L_j / sum L within the execution, zero for
-    padding.
+    tokens, positions, segments: int32 (T,); segments number the runs of rows 0, 1, ...; -1 is padding, at the end
+    only. parents: int32, empty, or of each segment the one that it goes on from (-1: none). target_rows,
+    target_tokens, samples: int32 (M,): the row whose hidden state predicts the target, the target, its sample.
+    behaviour_logprobs: float32 (M,), as recorded at the sample's temperature. advantages, weights, temperatures:
+    float32 (S,); weight = L_j / sum L within the execution, zero for padding.
     """
 
     tokens: Int32
@@ -47,6 +47,7 @@ class MicroStepBatch:
     comparable: npt.NDArray[np.bool_] | None = None
     """(M,): targets that the present weights sampled, the only ones for which trainer and engine should
     agree. None: all of them."""
+    parents: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))
 
     @classmethod
     def of(cls, microstep: MicroStep, weights: tuple[int, int] | None = None) -> MicroStepBatch:
@@ -68,6 +69,7 @@ class MicroStepBatch:
             weights=microstep.weights,
             temperatures=microstep.temperatures,
             comparable=comparable,
+            parents=microstep.parents,
         )
 
     def check(self, vocab: int) -> None:
@@ -89,7 +91,8 @@ class MicroStepBatch:
             raise ValueError("micro-step: temperatures must be positive")
 
     def packing(self) -> Packing:
-        """Lengths of the segments' runs of rows. ValueError unless contiguous with padding at the end."""
+        """Lengths of the segments' runs of rows, and their parents. ValueError unless contiguous, with padding at the
+        end and parents in preorder."""
         edges = np.flatnonzero(np.diff(self.segments)) + 1
         bounds = [0, *edges.tolist(), len(self.segments)]
         runs = [(int(self.segments[a]), b - a) for a, b in pairwise(bounds) if b > a]
@@ -98,7 +101,20 @@ class MicroStepBatch:
         names = [name for name, _ in runs]
         if any(name < 0 for name in names) or len(set(names)) != len(names):
             raise ValueError("micro-step: segments must be contiguous, with padding at the end only")
-        return Packing(lengths=tuple(length for _, length in runs))
+        lengths = tuple(length for _, length in runs)
+        if not len(self.parents):
+            return Packing(lengths=lengths)
+        if names != list(range(len(self.parents))):
+            raise ValueError(f"micro-step: {len(self.parents)} parents, but segments {names[:3]}... of {len(names)}")
+        parents = tuple(self.parents.tolist())
+        path: list[int] = []
+        for segment, parent in enumerate(parents):
+            while path and path[-1] != parent:
+                path.pop()
+            if parent != -1 and not path:
+                raise ValueError(f"micro-step: segment {segment} goes on from {parent}, which is not preorder")
+            path.append(segment)
+        return Packing(lengths=lengths, parents=parents)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Packing samples into micro-steps: layout "paths".
+"""Packing samples into micro-steps.
 
 Owns when a micro-step closes. Invariant: the micro-steps, their content and their order are a function of the
 order in which samples, flushes and the step's end come in, so a restart that folds the same journal derives
@@ -7,12 +7,13 @@ the same files.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-
-import numpy as np
+from typing import Literal
 
 from gyre.ledger.microsteps import MicroStep
+from gyre.trajectory.blocks import Block, blocks_of
+from gyre.trajectory.layout import lay_out
 from gyre.trajectory.samples import Sample
 
 OPEN_MICROSTEPS = 4
@@ -24,48 +25,48 @@ SHORTEST_SAMPLE = 2
 @dataclass(slots=True)
 class _Open:
     tokens: int = 0
-    samples: list[Sample] = field(default_factory=list)
+    blocks: list[Block] = field(default_factory=list)
 
 
 class Packer:
-    """First-fit over the micro-steps of one step that are open, oldest first.
+    """First-fit of blocks over the micro-steps of one step that are open, oldest first. `packing`: a block is a path,
+    or an execution's tree.
 
-    A micro-step closes when nothing fits any more; when a sample fits in none and `OPEN_MICROSTEPS` are open
+    A micro-step closes when nothing fits any more; when a block fits in none and `OPEN_MICROSTEPS` are open
     (the fullest closes, the oldest of equals); at a flush; at the step's end.
     """
 
-    def __init__(self, step: int, tokens_per_microstep: int) -> None:
+    def __init__(self, step: int, tokens_per_microstep: int, packing: Literal["paths", "tree"] = "paths") -> None:
         self._step = step
+        self._packing = packing
         self._bound = tokens_per_microstep
         self._open: list[_Open] = []
         self._ended = False
 
     def add_group(self, samples: Iterable[Sample]) -> list[MicroStep]:
-        """Packs samples in this order; returns the micro-steps that closed.
+        """Packs samples in this order (those of an execution together); returns the micro-steps that closed.
 
         Raises `ValueError` for a sample over `tokens_per_microstep` (selection never makes one), or after the
         end.
         """
-        return [microstep for sample in samples for microstep in self._add(sample)]
+        blocks = blocks_of(samples, self._packing, self._bound)
+        return [microstep for block in blocks for microstep in self._add(block)]
 
     def flush(self) -> list[MicroStep]:
         """Closes what is open, oldest first."""
         closed, self._open = self._open, []
-        return [lay_out(self._step, each.samples) for each in closed]
+        return [lay_out(self._step, each.blocks) for each in closed]
 
     def end_step(self) -> list[MicroStep]:
         """Closes what is open; nothing can be added afterwards."""
         self._ended = True
         return self.flush()
 
-    def _add(self, sample: Sample) -> list[MicroStep]:
-        size = len(sample.tokens)
+    def _add(self, block: Block) -> list[MicroStep]:
+        size = block.tokens
         if self._ended:
-            raise ValueError(f"step {self._step} has ended: execution {sample.execution} cannot be packed into it")
-        if size > self._bound:
-            raise ValueError(
-                f"a path of execution {sample.execution} has {size} tokens, over the {self._bound} of a micro-step"
-            )
+            execution = block.samples[0].execution
+            raise ValueError(f"step {self._step} has ended: execution {execution} cannot be packed into it")
         closed: list[MicroStep] = []
         fit = next((each for each in self._open if each.tokens + size <= self._bound), None)
         if fit is None:
@@ -73,7 +74,7 @@ class Packer:
                 closed.append(self._close(max(self._open, key=lambda each: each.tokens)))
             fit = _Open()
             self._open.append(fit)
-        fit.samples.append(sample)
+        fit.blocks.append(block)
         fit.tokens += size
         if fit.tokens + SHORTEST_SAMPLE > self._bound:
             closed.append(self._close(fit))
@@ -81,32 +82,4 @@ class Packer:
 
     def _close(self, full: _Open) -> MicroStep:
         self._open = [each for each in self._open if each is not full]
-        return lay_out(self._step, full.samples)
-
-
-def lay_out(step: int, samples: Sequence[Sample]) -> MicroStep:
-    """One or more samples side by side, without padding: sample s is segment s, positions restart at 0."""
-    lengths = [len(sample.tokens) for sample in samples]
-    starts = np.cumsum([0, *lengths[:-1]])
-    numbers = np.arange(len(samples), dtype=np.int32)
-    each = list(zip(samples, starts, strict=True))
-    return MicroStep(
-        step=step,
-        tokens=np.concatenate([sample.tokens for sample in samples]),
-        positions=np.concatenate([np.arange(length, dtype=np.int32) for length in lengths]),
-        segments=np.repeat(numbers, lengths),
-        target_rows=np.concatenate([sample.target_rows + np.int32(start) for sample, start in each]),
-        target_tokens=np.concatenate([sample.target_tokens for sample in samples]),
-        behaviour_logprobs=np.concatenate([sample.behaviour_logprobs for sample in samples]),
-        target_samples=np.repeat(numbers, [sample.targets for sample in samples]),
-        target_turns=np.concatenate([sample.target_turns for sample in samples]),
-        target_offsets=np.concatenate([sample.target_offsets for sample in samples]),
-        target_versions=np.concatenate([sample.target_versions for sample in samples]),
-        target_lineages=np.concatenate([sample.target_lineages for sample in samples]),
-        executions=tuple(sample.execution for sample in samples),
-        attempts=np.array([sample.attempt for sample in samples], dtype=np.int32),
-        advantages=np.array([sample.advantage for sample in samples], dtype=np.float32),
-        weights=np.array([sample.weight for sample in samples], dtype=np.float32),
-        temperatures=np.array([sample.temperature for sample in samples], dtype=np.float32),
-        dispatch_versions=np.array([sample.dispatch_version for sample in samples], dtype=np.int32),
-    )
+        return lay_out(self._step, full.blocks)

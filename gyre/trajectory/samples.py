@@ -33,11 +33,14 @@ class Sample:
     place in that turn's output, and the weights that sampled it.
     behaviour_logprobs: float32 (M,), as recorded at `temperature`.
     weight: M / (sum of M over the samples of the execution). tip: last turn of the leaf.
+    path: the turns that own the tokens, root first, each with the position where its own end: two samples of an
+    execution share a prefix as far as these agree.
     """
 
     execution: str
     attempt: int
     tip: int
+    path: tuple[tuple[int, int], ...]
     tokens: Int32
     target_rows: Int32
     target_tokens: Int32
@@ -97,11 +100,13 @@ def _sample(
     rows, tokens, logprobs, turns, offsets, versions, lineages = (
         np.concatenate(column) for column in zip(*parts, strict=True)
     )
+    length = int(rows[-1]) + 2
     return Sample(
         execution=tree.execution,
         attempt=tree.attempt,
         tip=choice.tip,
-        tokens=tree.whole(choice.tip, int(rows[-1]) + 2),
+        path=tuple(tree.path(choice.tip, length)),
+        tokens=tree.whole(choice.tip, length),
         target_rows=rows,
         target_tokens=tokens,
         behaviour_logprobs=logprobs,

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gyre.errors import UserError
 from gyre.recipe.schema import Recipe
 
 
@@ -25,12 +24,11 @@ class Settings:
     advantage: Literal["mean", "mean_std", "leave_one_out"] = "mean_std"
     std_floor: float = 1e-4
     min_graded: int = 2
+    packing: Literal["paths", "tree"] = "paths"
 
     @classmethod
     def from_recipe(cls, recipe: Recipe) -> Settings:
-        """Raises `UserError` for `trajectory.packing = "tree"`, which this version cannot lay out."""
-        if recipe.trajectory.packing != "paths":
-            raise UserError('trajectory.packing: "tree" is not available in this version; set it to "paths"')
+        """As the recipe says, but for `packing` where the layout allows only paths (see `packing_notice`)."""
         return cls(
             seed=recipe.seed,
             tokens_per_microstep=recipe.train.tokens_per_microstep,
@@ -40,4 +38,15 @@ class Settings:
             advantage=recipe.objective.advantage,
             std_floor=recipe.objective.std_floor,
             min_graded=recipe.group.min_graded,
+            packing="paths" if packing_notice(recipe) else recipe.trajectory.packing,
         )
+
+
+def packing_notice(recipe: Recipe) -> str:
+    """Why this recipe's trees are trained as paths, in one line; empty when they are not, or none are asked for."""
+    if recipe.trajectory.packing == "tree" and recipe.train.context_parallel > 1:
+        return (
+            f"trajectory.packing: train.context_parallel = {recipe.train.context_parallel} splits sequences over"
+            " ranks, which a tree's mask does not allow; paths are packed instead"
+        )
+    return ""

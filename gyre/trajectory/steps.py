@@ -75,7 +75,7 @@ class StepBuilder:
     def __init__(self, settings: Settings, step: int) -> None:
         self._settings = settings
         self._step = step
-        self._packer = Packer(step, settings.tokens_per_microstep)
+        self._packer = Packer(step, settings.tokens_per_microstep, settings.packing)
         self._groups: set[str] = set()
         self._void_groups = 0
         self._rewards: list[float] = []

@@ -79,10 +79,10 @@ class Tree:
             tokens[node.keep : limit] = node.own[: limit - node.keep]
         return tokens
 
-    def path(self, turn: int) -> list[tuple[int, int]]:
-        """The turns that own tokens of the whole sequence of `turn`, root first, each with the position where
-        its own tokens on this path end."""
-        return list(self._upwards(turn, self.nodes[turn].length))[::-1]
+    def path(self, turn: int, end: int | None = None) -> list[tuple[int, int]]:
+        """The turns that own the first `end` tokens (all by default) of the whole sequence of `turn`, root first,
+        each with the position where its own tokens on this path end."""
+        return list(self._upwards(turn, self.nodes[turn].length if end is None else end))[::-1]
 
     def _upwards(self, turn: int, stop: int) -> Iterator[tuple[int, int]]:
         while turn != ROOT:

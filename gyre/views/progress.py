@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import TextIO
 
 from gyre.ledger.layout import RunFolder
 from gyre.ledger.state import RunState
@@ -22,17 +23,19 @@ PANEL_STEPS = 12
 class Progress:
     """Use as a context; `update` takes the folded state as often as it is called."""
 
-    def __init__(self, run: RunFolder, recipe: Recipe) -> None:
+    def __init__(self, run: RunFolder, recipe: Recipe, out: TextIO) -> None:
         self.run, self.recipe = run, recipe
+        self._out = out
         self._shown: set[tuple[int, int]] = set()
         self._headline = self._began = time.monotonic()
         self._cells: dict[str, str] = {}
         self._last: Summary | None = None
         self._live = None
-        if sys.stdout.isatty():
+        if out.isatty():
+            from rich.console import Console
             from rich.live import Live
 
-            self._live = Live(refresh_per_second=4)
+            self._live = Live(console=Console(file=out), refresh_per_second=4)
 
     def __enter__(self) -> Progress:
         if self._live is not None:
@@ -48,7 +51,7 @@ class Progress:
         if self._live is not None:
             self._live.console.print(text, highlight=False)
         else:
-            print(text, flush=True)
+            print(text, file=self._out, flush=True)
 
     def update(self, state: RunState) -> None:
         summary = self._last = summarise(state, self.recipe, self.run.name, str(self.run.path))
@@ -66,10 +69,11 @@ class Progress:
     def summary(self, state: str, failure: str) -> None:
         """The last words of the run."""
         took = time.monotonic() - self._began
-        if self._last is not None and self._last.steps:
-            rewards = [step.reward for step in self._last.steps if step.reward is not None]
+        if self._last is not None:
             for evaluation in self._last.evals:
                 self.say(f"evaluation at version {evaluation.version}: {evaluation.score:.2f}")
+        if self._last is not None and self._last.steps:
+            rewards = [step.reward for step in self._last.steps if step.reward is not None]
             if rewards:
                 ends = max(1, min(3, len(rewards) // 2))
                 first, last = sum(rewards[:ends]) / ends, sum(rewards[-ends:]) / ends

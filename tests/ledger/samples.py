@@ -94,4 +94,5 @@ def microstep(seed: int = 0, tokens: int = 12, targets: int = 5, samples: int = 
         weights=floats(samples),
         temperatures=floats(samples),
         dispatch_versions=ints(samples),
+        parents=ints(samples),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from gyre.ledger import events as ev
+from gyre.ledger.layout import RunFolder
 from gyre.ledger.state import execution_names
 from gyre.ledger.tail import JournalTail
 from gyre.views.runs import read_run
 from gyre.views.show import find_execution
 from tests.chaos import moments, procs
-from tests.chaos.harness import ROOT, SMALL_MICROSTEPS, Drill
+from tests.chaos.harness import ROOT, SMALL_MICROSTEPS, Drill, gyre
 from tests.chaos.moments import CORE, SATELLITE
 
 pytestmark = pytest.mark.timeout(600)
@@ -138,6 +140,25 @@ def test_what_show_says_of_every_execution_adds_up_to_the_steps(finished: tuple[
 
 def test_replay_is_bit_equal_with_the_satellites_contributions(finished: tuple[Drill, str]) -> None:
     finished[0].assert_replays(2)
+
+
+def test_its_weights_are_evaluated_without_training(finished: tuple[Drill, str], tmp_path: Path) -> None:
+    drill, _ = finished
+    shutil.copytree(ROOT / "recipes/tasks/held-out/held-out-create-01", tmp_path / "tasks" / "one")
+    argv = gyre("eval", str(drill.run.path), "--tasks", str(tmp_path / "tasks"), "--samples", "2", "--local", "--json")
+    done = subprocess.run(
+        argv, env={**drill.env, "GYRE_RUNS": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [(task["task"], len(task["rewards"]), task["excluded"]) for task in found["tasks"]] == [("one", 2, 0)]
+    assert found["interval"][0] <= found["pass_rate"] <= found["interval"][1]
+    exported = drill.run.path / "exports" / "step-000002-lineage-1"
+    evaluated = read_run(RunFolder(tmp_path / "eval-drill-step-2-001"))
+    assert evaluated.job.model == str(exported)
+    assert (exported / "model.safetensors").is_file()
+    assert not evaluated.state.steps
+    assert not evaluated.state.consumed
 
 
 def test_the_code_reads_what_it_wrote(finished: tuple[Drill, str]) -> None:

@@ -133,7 +133,8 @@ def test_an_unknown_table_is_refused(small: Path) -> None:
     ("old", "new", "line", "expected"),
     [
         ("steps = 3", 'steps = "3"', 18, "train.steps: expected int, got str"),
-        ("steps = 3", "steps = 0", 18, "train.steps: expected int >= 1"),
+        ("steps = 3", "steps = -1", 18, "train.steps: expected int >= 0"),
+        ("steps = 3", "steps = 0", 18, "train.steps: 0 steps only evaluate, and eval.path names no tasks"),
         ("[train]\nsteps = 3", "[train]", 17, "train.steps: this key is required"),
         ("grader_timeout = 30", 'grader_timeout = "half"', 11, "tasks.grader_timeout: expected seconds or"),
         ("executions = 4", "executions = 1", 14, "group.executions: expected int >= 2"),

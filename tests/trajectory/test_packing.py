@@ -25,6 +25,7 @@ def sample(number: int, size: int) -> Sample:
         execution=f"g0-{number}",
         attempt=number % 3,
         tip=number,
+        path=((number, size),),
         tokens=tokens,
         target_rows=np.arange(targets, dtype=np.int32),
         target_tokens=tokens[1:],

@@ -1,16 +1,16 @@
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from gyre.errors import UserError
 from gyre.ledger.turns import Span, Turn
 from gyre.recipe.schema import Model, Objective, Recipe, Tasks, Train, Trajectory
 from gyre.trajectory.samples import Sample, select_execution
-from gyre.trajectory.settings import Settings
+from gyre.trajectory.settings import Settings, packing_notice
 from gyre.trajectory.tree import TrajectoryError
 
 from .trees import attempts, settings, turn
@@ -150,12 +150,20 @@ def test_settings_are_the_recipes() -> None:
         std_floor=0.5,
         min_graded=2,
     )
-    tree = Recipe(
-        name="r",
-        model=Model(),
-        tasks=Tasks(path="t"),
-        trajectory=Trajectory(packing="tree"),
-        train=Train(steps=1),
-    )
-    with pytest.raises(UserError, match=r"^trajectory\.packing: "):
-        Settings.from_recipe(tree)
+
+
+def test_trees_fall_back_to_paths_where_sequences_are_split_over_ranks() -> None:
+    def recipe(packing: Literal["paths", "tree"], ranks: int) -> Recipe:
+        return Recipe(
+            name="r",
+            model=Model(),
+            tasks=Tasks(path="t"),
+            trajectory=Trajectory(packing=packing),
+            train=Train(steps=1, context_parallel=ranks),
+        )
+
+    for asked, ranks, given_packing in (("tree", 1, "tree"), ("paths", 2, "paths"), ("tree", 2, "paths")):
+        found = recipe(asked, ranks)  # type: ignore[arg-type]
+        assert Settings.from_recipe(found).packing == given_packing
+        assert bool(packing_notice(found)) == (asked != given_packing)
+    assert packing_notice(recipe("tree", 2)).startswith("trajectory.packing: train.context_parallel = 2 ")

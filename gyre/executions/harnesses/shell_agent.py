@@ -1,11 +1,11 @@
 """The `shell` harness: a minimal coding agent over OpenAI Chat Completions with one tool, `bash`.
 
 A stand-alone program for `python3 -I -S`: standard library only, and little of it, since it starts once an
-execution. It owns the conversation of its execution and nothing else. Exit codes: 0 finished (or out of
+execution. It owns the conversations of its execution and nothing else. Exit codes: 0 finished (or out of
 turns), 2 wrong environment, 3 the server kept failing, 4 the server refused a request. Environment:
 OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL, SHELL_INSTRUCTION (a file); optional SHELL_MAX_TURNS,
-SHELL_MAX_TOKENS, SHELL_STREAM=1, SHELL_COMMAND_TIMEOUT (s), SHELL_OUTPUT_LIMIT (bytes), SHELL_HTTP_TIMEOUT
-(s), SHELL_RETRIES.
+SHELL_CONVERSATIONS (how often the instruction is given, each time anew, in the same workspace), SHELL_MAX_TOKENS,
+SHELL_STREAM=1, SHELL_COMMAND_TIMEOUT (s), SHELL_OUTPUT_LIMIT (bytes), SHELL_HTTP_TIMEOUT (s), SHELL_RETRIES.
 """
 
 from __future__ import annotations
@@ -238,6 +238,14 @@ def main() -> int:
     except (KeyError, OSError) as error:
         print(f"no instruction: {error}", file=sys.stderr)
         return 2
+    code = 0
+    for _ in range(setting("SHELL_CONVERSATIONS", 1)):
+        code = code or converse(instruction)
+    return code
+
+
+def converse(instruction: str) -> int:
+    """One conversation, from the instruction to a reply without a tool call; the exit code."""
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": instruction}]
     for _ in range(setting("SHELL_MAX_TURNS", 8)):
         try:

@@ -17,6 +17,8 @@ class Family(Protocol):
     """What `template.py` asks of a family. Texts are template text, messages are a template's dictionaries."""
 
     name: str
+    header: str
+    """Opens an assistant's turn; with another word for "assistant" it opens any other message."""
     begin: str
     """What the template writes as its beginning-of-text token."""
     one_call: bool
