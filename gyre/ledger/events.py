@@ -289,6 +289,7 @@ class Packed(JournalEvent, frozen=True):
     staleness_max: int = 0
     staleness_mean: float = 0.0
     lag_max: int = 0
+    lag_mean: float = 0.0
     seconds_mean: float = 0.0
 
 

@@ -160,6 +160,7 @@ class Processor(Process):
                 staleness_max=max(staleness, default=0),
                 staleness_mean=sum(staleness) / len(staleness) if staleness else 0.0,
                 lag_max=max(lag, default=0),
+                lag_mean=sum(lag) / len(lag) if lag else 0.0,
                 seconds_mean=_mean_seconds(self.state, found),
             )
         )

@@ -202,8 +202,7 @@ class Replayer:
         self._train([by_name[name] for name in own])
         for buffers in parts:
             self.trainer.add_gradients(buffers)
-        train = self.recipe.train
-        rate = learning_rate(step - 1, train.learning_rate, train.warmup_steps)
+        rate = learning_rate(step - 1, self.recipe.train)
         stats = self.trainer.commit(executions, rate, targets=len(made))
         published = self.state.history().get(step)
         if not equal or published is None or not self.same_layout:

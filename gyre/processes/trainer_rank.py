@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import dataclasses
 import json
 import os
 import queue
@@ -188,7 +187,7 @@ class Rank:
                 raise RuntimeError(f"{path} is not what was announced: digest {digest}, not {announced['digest']}")
             batches.append(MicroStepBatch.of(microstep, self.weights))
             self._micro.append(announced["microstep"])
-        return {"stats": [dataclasses.asdict(stats) for stats in self.trainer.train_microsteps(batches)]}
+        return {"stats": [stats.row() for stats in self.trainer.train_microsteps(batches)]}
 
     def freeze(self, lineage: int, step: int, number: int) -> dict[str, Any]:
         """Publish the gradients as contribution `number`; nothing is added until `zero`."""
@@ -237,7 +236,7 @@ class Rank:
         if sorted(self._micro) != sorted(microsteps):
             raise RuntimeError(f"step {step}: the buffer holds {len(self._micro)} micro-steps, not the packed ones")
         train = self.recipe.train
-        rate = learning_rate(step - 1, train.learning_rate, train.warmup_steps)
+        rate = learning_rate(step - 1, train)
         stats = self.trainer.commit(executions, rate, targets=len(microsteps))
         self._micro = []
         self.holds = ""

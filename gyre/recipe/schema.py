@@ -154,6 +154,8 @@ class Objective(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Baseline within a group."""
     std_floor: Annotated[float, Meta(gt=0.0)] = 1e-4
     """Least standard deviation that divides."""
+    difference_limit: Annotated[float, Meta(ge=0.0)] = 0.0
+    """The run stops when trainer and engine differ by a larger spread in a step (nats); 0: never."""
 
 
 class Train(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -161,7 +163,11 @@ class Train(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Optimizer steps of the run; 0: it only evaluates."""
     learning_rate: Annotated[float, Meta(gt=0.0)] = 1e-6
     warmup_steps: Natural = 0
-    """Steps of linear warm-up; constant afterwards."""
+    """Steps of linear warm-up."""
+    decay: Literal["constant", "linear", "cosine"] = "constant"
+    """What the learning rate does after the warm-up."""
+    decay_to: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    """Share of the learning rate that the last step has, unless it is constant."""
     weight_decay: Annotated[float, Meta(ge=0.0)] = 0.0
     adam_betas: tuple[float, float] = (0.9, 0.95)
     adam_eps: float = 1e-8

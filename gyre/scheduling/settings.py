@@ -40,6 +40,8 @@ class Settings:
     eval_tasks: tuple[str, ...] = ()
     eval_every: int = 0
     eval_samples: int = 1
+    difference_limit: float = 0.0
+    """Largest spread between trainer and engine; 0: any."""
     grade_interrupted: bool = False
     """Does the end of a job wait for what runs to be graded as it stands?"""
 
@@ -98,4 +100,5 @@ def settings_of(
         eval_tasks=eval_tasks,
         eval_every=recipe.eval.every if eval_tasks else 0,
         eval_samples=recipe.eval.samples,
+        difference_limit=recipe.objective.difference_limit,
     )

@@ -6,10 +6,11 @@ compute the same bits.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
-from gyre.recipe.schema import Recipe
+from gyre.recipe.schema import Recipe, Train
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,14 @@ class TrainSettings:
         )
 
 
-def learning_rate(step: int, peak: float, warmup_steps: int) -> float:
-    """Linear warmup, then constant. `step` counts optimizer steps from 0; the last warmup step has the
-    peak."""
+def learning_rate(step: int, train: Train) -> float:
+    """Linear warm-up to the peak, which the last warm-up step has; then constant, or down to `decay_to` of the peak,
+    which the last step of the run has. `step` counts optimizer steps from 0."""
     if step < 0:
         raise ValueError("step must not be negative")
-    return peak * min(1.0, (step + 1) / warmup_steps) if warmup_steps > 0 else peak
+    if step < train.warmup_steps:
+        return train.learning_rate * (step + 1) / train.warmup_steps
+    left = train.steps - max(train.warmup_steps, 1)
+    gone = min(1.0, (step + 1 - max(train.warmup_steps, 1)) / left) if left > 0 else 0.0
+    shares = {"constant": 1.0, "linear": 1.0 - gone, "cosine": 0.5 * (1.0 + math.cos(math.pi * gone))}
+    return train.learning_rate * (train.decay_to + (1.0 - train.decay_to) * shares[train.decay])

@@ -6,16 +6,20 @@ Owns the operations that the rank program calls. Invariant: weights change only 
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from gyre.ledger.checkpoints import CheckpointInfo, CheckpointMeta
+from gyre.ledger.training_stats import statistics_of
+from gyre.objective.differences import units_of
 from gyre.objective.surrogate import Surrogate, surrogate
 from gyre.training import flat, layout, memory, pipeline, shims, state, weights
 from gyre.training.architecture import read_architecture
@@ -54,8 +58,15 @@ class MicroStepStats:
     difference_max: float
     difference_mean: float
     difference_sum: float
+    by_length: dict[str, float]
+    """The differences by sample length (`gyre.ledger.training_stats`)."""
     seconds: float = 0.0
     """of forward and backward; 0 in a pipeline, where micro-steps overlap"""
+
+    def row(self) -> dict[str, float]:
+        """As the statistics of a `done` line."""
+        flat = dataclasses.asdict(self)
+        return {**flat, **flat.pop("by_length")}
 
 
 @dataclass(frozen=True)
@@ -242,7 +253,7 @@ class Trainer:
             clip=self.settings.clip,
         )
         difference = logprobs.detach() - on_device.behaviour_logprobs
-        return result.loss, _stats(batch, result, difference, entropy)
+        return result.loss, _stats(self.settings.objective, batch, result, difference, entropy)
 
     def logprobs(self, batch: MicroStepBatch) -> torch.Tensor:
         """Log-probabilities of a micro-step's targets under the present weights, fp32 (M,) on the host. A collective
@@ -325,9 +336,17 @@ class Trainer:
         return not bool(nonzero.item())
 
 
-def _stats(batch: MicroStepBatch, result: Surrogate, difference: torch.Tensor, entropy: torch.Tensor) -> MicroStepStats:
+def _stats(
+    objective: str,
+    batch: MicroStepBatch,
+    result: Surrogate,
+    difference: torch.Tensor,
+    entropy: torch.Tensor,
+) -> MicroStepStats:
+    samples = torch.from_numpy(batch.samples.astype(np.int64)).to(difference.device)
     if batch.comparable is not None:
-        difference = difference[torch.from_numpy(batch.comparable).to(difference.device)]
+        compared = torch.from_numpy(batch.comparable).to(difference.device)
+        difference, samples = difference[compared], samples[compared]
     magnitude = difference.abs() if len(difference) else torch.zeros(1)
     return MicroStepStats(
         loss=float(result.loss.detach()),
@@ -344,4 +363,5 @@ def _stats(batch: MicroStepBatch, result: Surrogate, difference: torch.Tensor, e
         difference_max=float(magnitude.max()),
         difference_mean=float(magnitude.mean()),
         difference_sum=float(difference.sum()),
+        by_length=statistics_of(*units_of(objective, difference, samples, len(batch.advantages))),
     )

@@ -11,6 +11,7 @@ from typing import Literal
 from msgspec import Struct
 
 from gyre.ledger.state import CellIncarnation, RunState
+from gyre.ledger.training_stats import LengthDifference, alarm, differences, training_stats
 from gyre.recipe.schema import Recipe
 from gyre.scheduling.settings import settings_of
 from gyre.views.switches import Switch, switches_of
@@ -47,6 +48,7 @@ class StepSummary(Struct, frozen=True, kw_only=True):
     staleness: int
     staleness_mean: float
     lag: int
+    lag_mean: float
     tokens_sampled: int
     tokens_trained: int
     tokens_dropped: int
@@ -59,6 +61,10 @@ class StepSummary(Struct, frozen=True, kw_only=True):
     clip_fraction: float
     entropy: float
     logprob_difference: float
+    differences: list[LengthDifference]
+    """Trainer against engine under equal weights, by the number of targets of a sample."""
+    alarm: str
+    """Why the clip is too narrow for those differences, or empty."""
     checkpointed: bool
     skipped: bool
 
@@ -119,7 +125,7 @@ def summarise(state: RunState, recipe: Recipe, name: str = "", path: str = "", a
         started=state.t_first,
         updated=state.t_last,
         steps_planned=recipe.train.steps,
-        steps=step_summaries(state),
+        steps=step_summaries(state, recipe.objective.clip),
         evals=_evals(state),
         cells=[_cell(state, name) for name in _cell_names(state, recipe)],
         waterlevel=state.waterlevel,
@@ -144,7 +150,7 @@ def _verdict(state: RunState, alive: bool) -> tuple[State, str]:
     return ("running", "") if "scheduler" in state.opened else ("pending", "")
 
 
-def step_summaries(state: RunState) -> list[StepSummary]:
+def step_summaries(state: RunState, clip: tuple[float, float]) -> list[StepSummary]:
     """The steps that stand. A step whose commit was lost with its core, but whose checkpoint was kept, stands too."""
     history = state.history()
     opened = {lineage.opened.step: (number, lineage) for number, lineage in state.lineages.items()}
@@ -161,13 +167,14 @@ def step_summaries(state: RunState) -> list[StepSummary]:
             t, made = lineage.t, (lineage.opened.version, 0.0, 0.0, True, False)
         else:
             continue
-        found.append(_step(state, step, number, t - before, *made))
+        found.append(_step(state, clip, step, number, t - before, *made))
         before = t
     return found
 
 
 def _step(
     state: RunState,
+    clip: tuple[float, float],
     step: int,
     lineage: int,
     seconds: float,
@@ -190,6 +197,7 @@ def _step(
         staleness=packed.staleness_max if packed else 0,
         staleness_mean=packed.staleness_mean if packed else 0.0,
         lag=packed.lag_max if packed else 0,
+        lag_mean=packed.lag_mean if packed else 0.0,
         tokens_sampled=packed.tokens_sampled if packed else 0,
         tokens_trained=packed.tokens_trained if packed else 0,
         tokens_dropped=sum(packed.tokens_dropped.values()) if packed else 0,
@@ -201,29 +209,11 @@ def _step(
         clip_fraction=stats.get("clipped", 0.0) / units if units else 0.0,
         entropy=stats.get("entropy_total", 0.0) / targets if targets else 0.0,
         logprob_difference=stats.get("difference_max", 0.0),
+        differences=differences(stats),
+        alarm=alarm(differences(stats), clip),
         checkpointed=checkpointed,
         skipped=skipped,
     )
-
-
-def training_stats(state: RunState, step: int, lineage: int) -> dict[str, float]:
-    """Sums (and extremes) of the training statistics of a step, each micro-step once."""
-    total: dict[str, float] = {}
-    seen: set[str] = set()
-    for grant in state.steps[step].grants if step in state.steps else []:
-        cell = state.cells.get(grant.cell, {}).get(grant.incarnation, CellIncarnation())
-        done = cell.done.get(grant.grant)
-        if grant.lineage != lineage or done is None or seen & set(done.microsteps):
-            continue
-        seen.update(done.microsteps)
-        for name, value in done.stats.items():
-            if name.endswith("_max"):
-                total[name] = max(total.get(name, value), value)
-            elif name.endswith("_min"):
-                total[name] = min(total.get(name, value), value)
-            else:
-                total[name] = total.get(name, 0.0) + value
-    return total
 
 
 def _evals(state: RunState) -> list[EvalSummary]:

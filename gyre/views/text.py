@@ -43,7 +43,7 @@ def step_line(step: StepSummary, planned: int) -> str:
         f"step {step.step}/{planned}  version {step.version}  reward {reward}  {step.seconds:.1f} s  "
         f"tokens {step.tokens_sampled} sampled, {step.tokens_trained} trained  staleness {step.staleness}  "
         f"grad norm {step.gradient_norm:.3g}"
-    )
+    ) + (f"  ALARM {step.alarm}" if step.alarm else "")
 
 
 def cell_line(cell: CellSummary) -> str:

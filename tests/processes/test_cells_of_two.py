@@ -74,8 +74,7 @@ def gradient_difference(drill: Drill, tmp_path: Path) -> float:
         for name in step.packed.microsteps:
             microstep, _ = read_microstep(drill.run.microsteps / f"{name}.arrow")
             one.train_microstep(MicroStepBatch.of(microstep))
-        rate = learning_rate(0, recipe.train.learning_rate, recipe.train.warmup_steps)
-        assert one.commit(step.packed.executions, rate).grad_norm > 0
+        assert one.commit(step.packed.executions, learning_rate(0, recipe.train)).grad_norm > 0
         path = one.save_checkpoint(tmp_path / "one", CheckpointMeta(1, 1, 1), "n").path
     finally:
         one.close()

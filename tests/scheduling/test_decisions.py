@@ -9,6 +9,7 @@ from gyre.ledger import events as ev
 from gyre.ledger.fold import fold
 from gyre.ledger.state import RunState
 from gyre.ledger.tail import Line
+from gyre.ledger.training_stats import statistics_of
 from gyre.scheduling import admission, custody, microsteps, roles, routing
 from gyre.scheduling.decide import decide
 from gyre.scheduling.facts import World
@@ -458,3 +459,24 @@ def test_a_cancelled_run_stops_and_a_resumed_one_goes_on() -> None:
     told.tell("control", ev.ResumeRequested(), incarnation=2).tell("scheduler", OPENED, incarnation=2)
     assert told.state.ended is None
     assert decide(told.world(make())) != []
+
+
+def test_a_run_whose_trainer_and_engine_come_apart_stops_after_the_step() -> None:
+    told = serving()
+    told.tell("scheduler", ev.Granted(grant=1, cell="cell-0", incarnation=1, lineage=1, step=1, microsteps=[M0]))
+    stats = statistics_of([20, 20], [3e-3, -4e-3])
+    told.tell("cell-0", ev.Done(grant=1, lineage=1, step=1, microsteps=[M0], stats=stats))
+    strict, lax = make(steps=9, difference_limit=3.5e-3), make(steps=9, difference_limit=3.6e-3)
+    assert not any(isinstance(order, ev.RunEnded) for order in decide(told.world(strict)))
+    told.tell(
+        "cell-0", ev.Committed(lineage=1, step=1, version=1, weight_version="w1", manifest="m1", checkpointed=True)
+    )
+    stop, ended = decide(told.world(strict))
+    assert isinstance(stop, ev.StopOrdered)
+    assert isinstance(ended, ev.RunEnded)
+    assert ended.state == "failed"
+    assert ended.reason.startswith(
+        "step 1: trainer and engine differ by 0.00354 for samples of 16-63 targets, over obj"
+    )
+    for settings in (lax, make(steps=9)):
+        assert not any(isinstance(order, ev.RunEnded) for order in decide(told.world(settings)))

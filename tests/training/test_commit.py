@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from gyre.recipe.schema import Train
 from gyre.training.settings import learning_rate
 
 LENGTHS = [37, 20, 51]
@@ -84,7 +85,21 @@ def test_only_the_core_commits_until_a_satellite_is_promoted(make_trainer: Any, 
 
 
 def test_learning_rate_warms_up_and_stays() -> None:
-    assert [learning_rate(step, 8.0, 4) for step in range(6)] == [2.0, 4.0, 6.0, 8.0, 8.0, 8.0]
-    assert learning_rate(0, 3.0, 0) == 3.0
+    train = Train(steps=6, learning_rate=8.0, warmup_steps=4)
+    assert [learning_rate(step, train) for step in range(7)] == [2.0, 4.0, 6.0, 8.0, 8.0, 8.0, 8.0]
+    assert learning_rate(0, Train(steps=1, learning_rate=3.0)) == 3.0
     with pytest.raises(ValueError, match="negative"):
-        learning_rate(-1, 1.0, 4)
+        learning_rate(-1, train)
+
+
+def test_learning_rate_decays_to_its_share_at_the_last_step() -> None:
+    linear = Train(steps=6, learning_rate=8.0, warmup_steps=2, decay="linear", decay_to=0.25)
+    assert [learning_rate(step, linear) for step in range(8)] == [4.0, 8.0, 6.5, 5.0, 3.5, 2.0, 2.0, 2.0]
+    cosine = Train(steps=5, learning_rate=8.0, decay="cosine")
+    assert [learning_rate(step, cosine) for step in range(5)] == pytest.approx(
+        [8.0, 4 + 4 * 0.5**0.5, 4.0, 4 - 4 * 0.5**0.5, 0.0]
+    )
+    for steps in (1, 2, 3):
+        for decay in ("constant", "linear", "cosine"):
+            all_warm = Train(steps=steps, learning_rate=2.0, warmup_steps=3, decay=decay)  # type: ignore[arg-type]
+            assert learning_rate(steps - 1, all_warm) == pytest.approx(2.0 * steps / 3)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -48,3 +49,38 @@ def test_advantages_sum_to_zero_and_keep_the_order(rewards: list[float], kind: A
 def test_what_cannot_be_compared_is_refused(rewards: list[float]) -> None:
     with pytest.raises(ValueError, match=r"two graded executions|must be finite"):
         advantages(rewards, "mean", 1e-4)
+
+
+KINDS = st.sampled_from(("mean", "mean_std", "leave_one_out"))
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=16), KINDS, st.floats(1e-6, 1.0))
+def test_advantages_are_what_the_papers_say(rewards: list[float], kind: Any, floor: float) -> None:
+    """In exact arithmetic, one reward at a time."""
+    exact = [Fraction(reward) for reward in rewards]
+    mean = sum(exact) / len(exact)
+    variance = sum((reward - mean) ** 2 for reward in exact) / len(exact)
+    for index, value in enumerate(advantages(rewards, kind, floor)):
+        others = [reward for place, reward in enumerate(exact) if place != index]
+        baseline = sum(others) / len(others) if kind == "leave_one_out" else mean
+        scale = max(math.sqrt(variance), floor) if kind == "mean_std" else 1.0
+        rounding = 1e-9 * max(map(abs, rewards)) / scale
+        assert value == pytest.approx(float(exact[index] - baseline) / scale, rel=1e-9, abs=rounding)
+
+
+@given(st.floats(0.0, 1.0), st.lists(st.integers(-3, 3), min_size=2, max_size=16), KINDS)
+def test_rewards_that_nearly_tie_are_not_blown_up(reward: float, ulps: list[int], kind: Any) -> None:
+    """Rewards that differ by rounding alone: what a grader that averages in another order gives."""
+    rewards = [reward + n * math.ulp(reward) for n in ulps]
+    values = advantages(rewards, kind, 1e-4)
+    assert all(map(math.isfinite, values))
+    assert max(map(abs, values)) <= 1e-10
+
+
+@given(REWARDS, KINDS, st.floats(-5, 5), st.data())
+def test_order_and_shift_do_not_matter(rewards: list[float], kind: Any, shift: float, data: st.DataObject) -> None:
+    values = advantages(rewards, kind, 1e-2)
+    order = data.draw(st.permutations(range(len(rewards))))
+    permuted = advantages([rewards[i] for i in order], kind, 1e-2)
+    assert permuted == pytest.approx([values[i] for i in order], abs=1e-9)
+    assert advantages([r + shift for r in rewards], kind, 1e-2) == pytest.approx(values, abs=1e-9)

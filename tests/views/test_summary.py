@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 
 from gyre.ledger import events as ev
 from gyre.ledger.fold import fold_all
 from gyre.ledger.tail import Line
-from gyre.recipe.schema import Cells, Model, Recipe, Tasks, Train
+from gyre.ledger.training_stats import statistics_of
+from gyre.recipe.schema import Cells, Model, Objective, Recipe, Tasks, Train
 from gyre.views.summary import summarise
+from gyre.views.text import step_line
 
 RECIPE = Recipe(
     name="x",
@@ -110,6 +113,33 @@ def test_a_run_that_nobody_ended_and_nobody_keeps_has_failed() -> None:
     assert summarise(state, RECIPE).state == "running"
     assert summarise(state, RECIPE, alive=False).state == "failed"
     assert summarise(fold_all([]), RECIPE).state == "pending"
+
+
+def test_the_difference_of_trainer_and_engine_is_that_of_all_cells_and_raises_an_alarm() -> None:
+    def done(grant: int, name: str, difference: float) -> ev.Done:
+        stats = {"difference_max": abs(difference), **statistics_of([30, 300], [difference, difference / 10])}
+        return ev.Done(grant=grant, lineage=1, step=1, microsteps=[name], seconds=1.0, tokens=1, stats=stats)
+
+    def granted(cell: str, name: str) -> ev.Granted:
+        return ev.Granted(grant=1, cell=cell, incarnation=1, lineage=1, step=1, microsteps=[name])
+
+    orders = [ev.Accepted(writer=cell, incarnation=1) for cell in ("cell-0", "cell-1")]
+    state = fold_all(
+        [
+            *lines("scheduler", [OPENED, *orders, granted("cell-0", "a"), granted("cell-1", "b")]),
+            *lines("processor", [OPENED, packed(1, 0.5)]),
+            *lines("cell-0", [OPENED, opened(1, 0), done(1, "a", 3e-4), committed(1, 1, 0.25)]),
+            *lines("cell-1", [OPENED, done(1, "b", -4e-4)]),
+        ]
+    )
+    (step,) = summarise(state, RECIPE).steps
+    assert step.logprob_difference == 4e-4
+    assert [(d.lengths, d.units) for d in step.differences] == [("16-63", 2), ("256-1023", 2)]
+    assert step.differences[0].spread == pytest.approx(2.5e-7**0.5 / 2**0.5)
+    assert "16-63 targets" in step.alarm  # the default clip is 3e-4
+    assert "ALARM" in step_line(step, 2)
+    wide = msgspec.structs.replace(RECIPE, objective=Objective(clip=(2e-3, 2e-3)))
+    assert summarise(state, wide).steps[0].alarm == ""
 
 
 def test_the_keys_that_scripts_read() -> None:
