@@ -17,7 +17,7 @@ from gyre.views.runs import OpenRun, open_run
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "slurm" / "cluster"
 POLL_SECONDS = 0.5
-WAIT_SECONDS = 600.0
+WAIT_SECONDS = 1200.0
 """Only tells that a moment never came: no test measures time."""
 NODES = ("cpu1", "cpu2", "gpu1", "gpu2", "gpu3", "gpu4")
 PLACES = (

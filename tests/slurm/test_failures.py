@@ -10,7 +10,7 @@ import pytest
 from gyre.views.runs import OpenRun
 from tests.slurm.cluster import ENDLESS, Cluster, Submitted, wait
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 Make = Callable[..., Submitted]
 

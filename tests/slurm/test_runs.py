@@ -8,7 +8,7 @@ import pytest
 
 from tests.slurm.cluster import ENDLESS, Cluster, Submitted, wait
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 Make = Callable[..., Submitted]
 SHARED = (
