@@ -19,7 +19,7 @@ from typing import Any
 from gyre.errors import UserError
 from gyre.processes.children import Child, ChildDied
 
-FELLOWS_SECONDS = 2.0
+FELLOWS_SECONDS = 5.0
 """How long a rank's end waits for a better reason: the first to die is often the victim of another's mistake."""
 
 

@@ -80,6 +80,8 @@ async def test_a_mistake_that_one_rank_names_goes_before_the_end_of_another(tmp_
     stdin = ranks.children[1].process.stdin
     assert stdin is not None
     stdin.write(b"\n")
+    for child in ranks.children:
+        await child.wait()
     reason = await ranks.death()
     assert isinstance(reason, UserError)
     assert str(reason) == "the disk is full"
