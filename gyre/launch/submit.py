@@ -16,13 +16,13 @@ import gyre
 from gyre.engines.sglang.install import interpreter
 from gyre.errors import UserError
 from gyre.executions.harnesses import find_harness
+from gyre.executions.rewards import find_reward
 from gyre.executions.tasks import load_tasks
 from gyre.launch.model import resolve_model
 from gyre.ledger.files import write_atomic
 from gyre.ledger.job import Job, write_job
 from gyre.ledger.journal import create_index
 from gyre.ledger.layout import RunFolder, runs_home
-from gyre.proxy.roles import rules_for
 from gyre.recipe.load import dump_toml, load_recipe
 from gyre.recipe.schema import Recipe
 from gyre.training.architecture import read_architecture
@@ -85,7 +85,7 @@ def refuse_unbuilt(recipe: Recipe) -> None:
         if applies:
             raise UserError(refusal)
     find_harness(recipe.harness.name)
-    rules_for(recipe.harness.name)
+    find_reward(recipe.tasks.reward or "file")
     if recipe.rollout.engine == "sglang" and not recipe.rollout.python:
         interpreter()
 

@@ -32,7 +32,10 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 class Tasks(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     path: str
-    """Folder of Harbor task folders."""
+    """Folder of task folders: Harbor's, terminal-bench's, NL2RepoBench's, or of an entry point of `gyre.tasks`."""
+    reward: str = ""
+    """How the grader's files become a number: `file`, `junit`, `junit-all`, or what an entry point of `gyre.rewards`
+    offers; empty: as the task's format says."""
     harness_timeout: Seconds = 7200.0
     """Then the harness is ended, and its workspace graded as it stands."""
     execution_timeout: Seconds = 14400.0
