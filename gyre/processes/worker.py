@@ -41,6 +41,7 @@ from gyre.ledger.tail import Line
 from gyre.processes.base import Process, run_process
 from gyre.proxy.capture import Capture, Limits, Stats
 from gyre.proxy.generate import Generator
+from gyre.proxy.heap import keep_buffers
 from gyre.proxy.roles import rules_for
 from gyre.proxy.routes import Route, Routes
 from gyre.proxy.server import Proxy, ProxyExecution
@@ -61,9 +62,9 @@ class Worker(Process):
         super().__init__(run, name)
         recipe = self.recipe
         self.harness: Harness = find_harness(recipe.harness.name)
-        self.tasks: dict[str, Task] = {task.name: task for task in load_tasks(Path(recipe.tasks.path))}
-        if recipe.eval.path:
-            self.tasks.update({task.name: task for task in load_tasks(Path(recipe.eval.path))})
+        self.tasks: dict[str, Task] = {}
+        for path in filter(None, (recipe.tasks.path, recipe.eval.path)):
+            self.tasks |= {task.name: task for task in load_tasks(Path(path), reward=recipe.tasks.reward)}
         self.rules = rules_for(recipe.harness.name)
         self.renderer = load_renderer(Path(self.job.model), recipe.model.template, secrets.token_hex(8))
         self.turns = TurnWriter(run, name, self.incarnation)
@@ -319,4 +320,5 @@ def finished(dispatch: ev.Dispatch, result: ExecutionResult, capture: Capture, s
 
 
 if __name__ == "__main__":
+    keep_buffers()
     run_process(Worker)
