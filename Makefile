@@ -19,6 +19,7 @@ HARNESSES := claude-code@2.1.220 claude-code@2.1.332 codex@0.171.0 qwen-code@0.1
 HARBOR := $(VENV)/harbor
 
 test-slow: $(STAMP)
+	-bash scripts/system-packages python3-pytest  # the small tasks' own tests want it in /usr
 	for harness in $(HARNESSES); do $(BIN)/gyre harness install $$harness; done
 	[ -d $(HARBOR) ] || $(BIN)/pip install -q --no-deps --ignore-requires-python --target $(HARBOR) harbor==0.26.0
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 900 --ignore tests/sglang

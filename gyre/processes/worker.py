@@ -62,9 +62,9 @@ class Worker(Process):
         super().__init__(run, name)
         recipe = self.recipe
         self.harness: Harness = find_harness(recipe.harness.name)
-        self.tasks: dict[str, Task] = {task.name: task for task in load_tasks(Path(recipe.tasks.path))}
-        if recipe.eval.path:
-            self.tasks.update({task.name: task for task in load_tasks(Path(recipe.eval.path))})
+        self.tasks: dict[str, Task] = {}
+        for path in filter(None, (recipe.tasks.path, recipe.eval.path)):
+            self.tasks |= {task.name: task for task in load_tasks(Path(path), reward=recipe.tasks.reward)}
         self.rules = rules_for(recipe.harness.name)
         self.renderer = load_renderer(Path(self.job.model), recipe.model.template, secrets.token_hex(8))
         self.turns = TurnWriter(run, name, self.incarnation)

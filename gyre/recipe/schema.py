@@ -32,7 +32,10 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 class Tasks(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     path: str
-    """Folder of Harbor task folders."""
+    """Folder of task folders: Harbor's, terminal-bench's, NL2RepoBench's, or of an entry point of `gyre.tasks`."""
+    reward: str = ""
+    """How the grader's files become a number: `file`, `junit`, `junit-all`, or what an entry point of `gyre.rewards`
+    offers; empty: as the task's format says."""
     harness_timeout: Seconds = 7200.0
     """Then the harness is ended, and its workspace graded as it stands."""
     execution_timeout: Seconds = 14400.0
@@ -183,11 +186,21 @@ class Train(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     tokens_per_microstep: Positive = 131072
     """Most tokens of one micro-step; not below the context."""
     microsteps_per_grant: Positive = 1
-    """Micro-steps of a bundle, for each data-parallel rank."""
+    """Micro-steps of a bundle, for each data-parallel rank and pipeline stage."""
     checkpoint_every: Positive = 1
     """Steps between checkpoints; the last step has one."""
     keep_checkpoints: Annotated[int, Meta(ge=2)] = 2
     """Checkpoints that stay."""
+
+    @property
+    def ranks(self) -> int:
+        """Trainer ranks of a cell."""
+        return self.tensor_parallel * self.pipeline_parallel * self.context_parallel * self.data_parallel
+
+    @property
+    def bundle(self) -> int:
+        """Micro-steps of a grant: enough that every stage of every replica has work."""
+        return self.microsteps_per_grant * self.data_parallel * self.pipeline_parallel
 
 
 class Eval(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

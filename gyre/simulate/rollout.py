@@ -155,6 +155,15 @@ class Rollout:
         share = 1.0 - max(0.0, found.left) / found.job.seconds if found.job.seconds else 1.0
         return self._end(found, now, max(0.0, share))
 
+    def clear(self, now: float) -> None:
+        """The workers are gone, and with them all that ran or waited."""
+        for found in self.running.values():
+            self._leave(found, now)
+            found.progress.started -= 1
+        self.running.clear()
+        self._waiting.clear()
+        self._share(now)
+
     # ---- service ----
 
     def _room(self) -> int:

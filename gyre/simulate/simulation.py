@@ -89,6 +89,11 @@ class Simulation:
         self._number: dict[str, int] = {}
         self._since: dict[str, tuple[object, float]] = {}
         self._dead: set[str] = set()
+        self._worker = 1
+        """The worker's incarnation."""
+        self._down = False
+        """Is the whole job preempted?"""
+        self.preemptions = 0
         rule = START_RULES["probe" if plan.probing else "order"]
         cells = self.settings.cells
         self._turns = TurnRollout(workload.cells, workload.turns, cells, rule, seed) if workload.turns.seconds else None
@@ -219,11 +224,18 @@ class Simulation:
     def _start(self) -> None:
         self.say("scheduler", 1, ev.Opened(pid=1, pid_start=0.0, host="simulated", code=""))
         self.say("scheduler", 1, ev.Accepted(writer="scheduler", incarnation=1))
-        self.say(WORKER, 1, ev.Opened(pid=1, pid_start=0.0, host="simulated", code=""))
-        self.say(WORKER, 1, ev.WorkerReady(slots=MANY))
+        self._start_worker()
+        self._next_preemption()
         for cell in self.cells.values():
             cell.start()
             self._next_loss(cell.name)
+
+    def _start_worker(self) -> None:
+        self._work_said(ev.Opened(pid=1, pid_start=0.0, host="simulated", code=""))
+        self._work_said(ev.WorkerReady(slots=MANY))
+
+    def _work_said(self, event: ev.Event) -> None:
+        self.say(WORKER, self._worker, event)
 
     # ---- executions ----
 
@@ -236,6 +248,8 @@ class Simulation:
         self.levels.append((self.now, self.state.waterlevel))
 
     def _dispatch(self, order: ev.Dispatched) -> None:
+        if order.incarnation != self._worker or self._down:
+            return
         for each in order.executions:
             group = self.state.executions[each.execution].group
             self.rollout.dispatch(each.execution, each.attempt, group, self._job[each.execution])
@@ -243,7 +257,7 @@ class Simulation:
 
     def _admit(self) -> None:
         for begun in self.rollout.admit(self.now):
-            self.say(WORKER, 1, ev.Started(execution=begun.name, attempt=begun.attempt))
+            self._work_said(ev.Started(execution=begun.name, attempt=begun.attempt))
             if self.workload.executions.timeout_clock == "wall":
                 name, attempt = begun.name, begun.attempt
                 self.later(self.workload.executions.timeout, lambda n=name, a=attempt: self._deadline(n, a))  # type: ignore[misc]
@@ -252,7 +266,7 @@ class Simulation:
         for name, cell in order.routes.items():
             if name in self.state.open:
                 self.rollout.route(name, cell, self.now)
-        self.say(WORKER, 1, ev.RoutesAcknowledged(epoch=1, n=n))
+        self._work_said(ev.RoutesAcknowledged(epoch=1, n=n))
 
     def _serve(self, cell: str, serving: bool) -> None:
         self.rollout.serve(cell, serving, self.now)
@@ -284,9 +298,7 @@ class Simulation:
         self.timed_out += timed_out
         self.lost_work += job.work - work if job.graded else 0.0
         self._work[name] = work
-        self.say(
-            WORKER,
-            1,
+        self._work_said(
             ev.Finished(
                 execution=name,
                 attempt=ended.running.attempt,
@@ -362,7 +374,32 @@ class Simulation:
         self.later(self.workload.failures.restart, lambda: self._back(name))
         self.later(PHASE_TIMEOUT + 1.0, self._look)
 
+    def _next_preemption(self) -> None:
+        if self.workload.failures.preemption > 0.0:
+            self.later(self._dice.expovariate(1.0 / self.workload.failures.preemption), self._preempt)
+
+    def _preempt(self) -> None:
+        self.preemptions += 1
+        self._down = True
+        for name in self.settings.cells:
+            if name not in self._dead:
+                self.cells[name].fail()
+                self._dead.add(name)
+        self.rollout.clear(self.now)
+        self._look()
+        self.later(self.workload.failures.requeue, self._requeued)
+
+    def _requeued(self) -> None:
+        self._down = False
+        self._worker += 1
+        self._start_worker()
+        for name in sorted(self._dead):
+            self._back(name)
+        self._next_preemption()
+
     def _back(self, name: str) -> None:
+        if self._down or name not in self._dead:
+            return
         self._dead.discard(name)
         self.cells[name].start()
         self._look()
@@ -403,7 +440,7 @@ def settings_of(workload: Workload, plan: Plan) -> Settings:
         training_cells=plan.split,
         cells=tuple(f"cell-{index}" for index in range(cells.count)),
         workers=(WORKER,),
-        attempts=3,
+        attempts=MANY,
         microsteps_per_grant=workload.training.microsteps_per_grant,
         checkpoint_every=1,
         phase_timeout=PHASE_TIMEOUT,

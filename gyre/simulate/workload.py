@@ -123,6 +123,10 @@ class Failures(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Mean time between losses of a cell, each cell by itself; 0: none."""
     restart: Seconds = 600.0
     """Until a lost cell is back."""
+    preemption: Seconds = 0.0
+    """Mean time between preemptions of the whole job, workers too: open executions start anew; 0: none."""
+    requeue: Seconds = 1800.0
+    """Until a preempted job runs again."""
 
 
 class Workload(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -1,6 +1,6 @@
 """Emulation against simulation: real processes with paced engines and trainers, and what the simulator said of them.
 
-    python tests/bench/bench_emulation.py [--factor 15] [--modes elastic,colocate,async] [--workload FILE] [--keep DIR]
+    python tests/bench/bench_emulation.py [--factor 15] [--modes elastic,colocate,async] [--set KEY=VALUE] [--keep DIR]
 
 The simulator is given the latency of orders and what an execution takes over its own time (its processes, its sandbox,
 its grading), both measured in the first emulated mode; everything else is the workload's. Needs a machine with cores
@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--factor", type=float, default=15.0)
     parser.add_argument("--modes", default="elastic,colocate,async")
     parser.add_argument("--workload", type=Path, default=ROOT / "recipes" / "workloads" / "emulated.toml")
+    parser.add_argument("--set", action="append", default=[], help="override a key of the workload")
     parser.add_argument("--split", type=int, default=1, help="cells that train in async")
     parser.add_argument("--keep", type=Path, help="an empty folder for the runs; default: a temporary one")
     options = parser.parse_args()
@@ -48,7 +49,13 @@ def main() -> None:
         folder = options.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         os.environ["GYRE_RUNS"] = str(folder / "runs")
-        compare(load_workload(options.workload), options.factor, options.modes.split(","), options.split, folder)
+        compare(
+            load_workload(options.workload, options.set),
+            options.factor,
+            options.modes.split(","),
+            options.split,
+            folder,
+        )
 
 
 def compare(workload: Workload, factor: float, modes: list[str], split: int, folder: Path) -> None:

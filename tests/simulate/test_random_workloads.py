@@ -77,7 +77,12 @@ def draw(dice: random.Random) -> tuple[Workload, Plan]:
             "microsteps_per_grant": dice.randint(1, 2),
             "merge": dice.choice([0.0, 3.0]),
         },
-        "failures": {"between": dice.choice([0.0, 0.0, 0.0, 4000.0]), "restart": dice.choice([50.0, 900.0])},
+        "failures": {
+            "between": dice.choice([0.0, 0.0, 0.0, 4000.0]),
+            "restart": dice.choice([50.0, 900.0]),
+            "preemption": dice.choice([0.0, 0.0, 0.0, 5000.0 + 30.0 * mean]),
+            "requeue": dice.choice([50.0, 2000.0]),
+        },
     }
     plan = Plan(mode, dice.randint(1, max(1, cells - 1)), dice.random() < 0.8, dice.random() < 0.2)
     return workload_of(table, (), "random"), plan

@@ -32,11 +32,13 @@ class PacedCell(Cell):
         self.buffer: list[str] = []
         self.trains = False
 
-    async def _start_rank(self) -> None:
-        """There is none."""
+    async def _start_ranks(self) -> None:
+        """There are none."""
 
-    async def _watch_rank(self) -> None:
+    async def _watch_ranks(self) -> None:
         await asyncio.Event().wait()
+
+    _start_rank, _watch_rank = _start_ranks, _watch_ranks
 
     async def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
         """What a trainer would do: it takes its time."""
@@ -87,6 +89,12 @@ class PacedCell(Cell):
     async def _rank_freeze(self, **about: Any) -> dict[str, Any]:
         return {"microsteps": list(self.buffer), "manifest": f"{self.name}.{about['step']}.{about['number']}"}
 
+    async def _rank_checkpoint(self, **_: Any) -> dict[str, Any]:
+        return {}
+
+    async def _rank_written(self, wait: bool) -> dict[str, Any]:
+        return {"written": True}
+
     async def _rank_merge(self, **_: Any) -> dict[str, Any]:
         await asyncio.sleep(self.pace.merge)
         return {}
@@ -98,6 +106,8 @@ class PacedCell(Cell):
         return {
             "weight_version": weights,
             "manifest": weights,
+            "checkpointed": True,
+            "writing": False,
             "skipped": False,
             "learning_rate": 0.0,
             "gradient_norm": 0.0,

@@ -75,7 +75,8 @@ class Emulation:
     def _recipe(self, mode: str, split: int, tasks: Path) -> dict[str, object]:
         workload, schedule, group = self.workload, self.workload.schedule, self.workload.group
         burst = (schedule.steps_per_burst + schedule.lead_steps) * group.groups_per_step * group.executions
-        timeout = workload.executions.timeout / self.factor + 60.0
+        # the jobs are cut already: what a busy machine adds must not cut them again
+        timeout = workload.executions.timeout / self.factor + 1200.0
         return {
             "name": "emulated",
             "seed": 1,
@@ -84,10 +85,10 @@ class Emulation:
                 "path": str(tasks),
                 "harness_timeout": timeout,
                 "grader_timeout": 120.0,
-                "execution_timeout": timeout + 600.0,
+                "execution_timeout": timeout + 1200.0,
             },
             "harness": {"name": "shell", "max_turns": TURNS + 1, "max_tokens": 256},
-            "sandbox": {"kind": "process", "per_node": burst, "network": "proxy"},
+            "sandbox": {"kind": "bubblewrap", "per_node": burst},
             "rollout": {
                 "engine": "reference",
                 "context": CONTEXT,
