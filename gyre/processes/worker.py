@@ -42,7 +42,7 @@ from gyre.ledger.tail import Line
 from gyre.processes.base import Process, run_process
 from gyre.proxy.capture import Capture, Limits, Stats
 from gyre.proxy.generate import Generator
-from gyre.proxy.heap import keep_buffers
+from gyre.proxy.heap import settle
 from gyre.proxy.roles import rules_for
 from gyre.proxy.routes import Route, Routes
 from gyre.proxy.server import Proxy, ProxyExecution
@@ -334,5 +334,5 @@ def transcript_count(told: Told | None, stats: Stats) -> ev.TranscriptCount | No
 
 
 if __name__ == "__main__":
-    keep_buffers()
+    settle()
     run_process(Worker)
