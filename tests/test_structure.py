@@ -27,6 +27,7 @@ LAYERS = (
 NEIGHBOURS = {
     ("proxy", "engines"): "the client that samples, and its value types",
     ("launch", "views"): "a run in the foreground shows its progress",
+    ("simulate", "launch"): "an emulated run is launched as a real one is",
     ("simulate", "views"): "a run is opened for reading to be simulated in other modes",
 }
 

@@ -77,6 +77,31 @@ def ledger(
     _report(examine(home or runs_home(), srun))
 
 
+@app.command()
+def engine(
+    url: Annotated[str, typer.Argument(help="Where the server answers.")],
+    key_file: Annotated[Path | None, typer.Option(help="Its keys, as in RUN/keys.")] = None,
+    template: Annotated[str, typer.Option(help="Family of the model's chat template.")] = "qwen3",
+) -> None:
+    """Engine: ids, log-probabilities at two temperatures, abort, versions, and the tool parser."""
+    import asyncio
+    import json
+
+    from gyre.errors import UserError
+    from gyre.launch.engine_doctor import REPLIES, examine
+
+    if template not in REPLIES:
+        raise UserError(f"--template: no family {template!r}; known: {', '.join(REPLIES)}")
+    if key_file is not None and not key_file.is_file():
+        raise UserError(f"--key-file: {key_file} does not exist")
+    keys = json.loads(key_file.read_text()) if key_file is not None else {}
+
+    async def collect() -> list[Finding]:
+        return [finding async for finding in examine(url, keys, template)]
+
+    _report(asyncio.run(collect()))
+
+
 def _report(findings: Iterable[Finding]) -> None:
     """A line each, as it is found; exit code 1 when there was a failure."""
     from gyre.launch.findings import failed

@@ -32,6 +32,7 @@ COMMANDS: dict[str, str] = {
     "tasks": "Check task folders.",
     "doctor": "Check this machine.",
     "harness": "Install and list harnesses.",
+    "engine": "Install engines.",
 }
 
 

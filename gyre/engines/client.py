@@ -8,21 +8,30 @@ probabilities are always asked for, of the full temperature-scaled distribution.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import aiohttp
 import msgspec
+import numpy as np
 
 from gyre.engines.errors import EngineRefused, EngineUnauthorized, EngineUnavailable
 from gyre.engines.types import RID_LENGTH, EngineLoad, GenerateChunk, GenerateRequest, Generation
-from gyre.engines.wire import chunk_of, decode_loads, decode_reply, error_message, generate_body
+from gyre.engines.wire import chunk_of, decode_loads, decode_reply, encode_generate, error_message
 
 PauseMode = Literal["abort", "in_place", "retract"]
 
 _CONNECT_SECONDS = 10.0
 _MANAGE_SECONDS = 300.0
 _EVENT_END = b"\n\n"
+
+
+def vocabulary(model: Path) -> int | None:
+    """Number of embeddings of a Hugging Face folder; None when its config.json does not say."""
+    config = msgspec.json.decode((model / "config.json").read_bytes(), type=dict[str, Any])
+    size = config.get("vocab_size", config.get("text_config", {}).get("vocab_size"))
+    return int(size) if size is not None else None
 
 
 class EngineClient:
@@ -59,7 +68,7 @@ class EngineClient:
         EngineRefused.
         """
         self._check_request(request)
-        body = msgspec.json.encode(generate_body(request, stream=True))
+        body = encode_generate(request, stream=True)
         try:
             async with self._session.post(
                 self.base_url + "/generate",
@@ -79,7 +88,8 @@ class EngineClient:
     async def generate_once(self, request: GenerateRequest) -> Generation:
         """The whole generation in one answer. Raises EngineUnavailable and EngineRefused."""
         self._check_request(request)
-        data = await self._post("/generate", generate_body(request, stream=False), self._api_key, total=None)
+        body = encode_generate(request, stream=False)
+        data = await self._request("POST", "/generate", body, self._api_key, total=None)
         chunk = chunk_of(decode_reply(data))
         if not isinstance(chunk, Generation):
             raise EngineUnavailable("the engine answered without a finish reason")
@@ -114,12 +124,13 @@ class EngineClient:
         self._check_ids(request.input_ids)
         self._check_ids(request.stop_token_ids, "stop token")
 
-    def _check_ids(self, ids: list[int], what: str = "token") -> None:
-        if not ids and what == "token":
+    def _check_ids(self, ids: Sequence[int], what: str = "token") -> None:
+        if not len(ids) and what == "token":
             raise EngineRefused("the prompt has no tokens")
-        if self.vocab_size is None or not ids:
+        if self.vocab_size is None or not len(ids):
             return
-        if min(ids) < 0 or max(ids) >= self.vocab_size:
+        numbers = np.asarray(ids)
+        if numbers.min() < 0 or numbers.max() >= self.vocab_size:
             at = next(i for i, token in enumerate(ids) if not 0 <= token < self.vocab_size)
             raise EngineRefused(f"{what} id {ids[at]} at position {at} is outside the vocabulary of {self.vocab_size}")
 
@@ -188,13 +199,18 @@ class EngineClient:
         await self._manage("/update_weight_version", {"new_version": version, "abort_all_requests": False})
 
     async def release_memory(self, tags: list[str]) -> None:
-        """Give memory back (`weights`, `kv_cache`).
+        """Give memory back (`weights`, `kv_cache`); what the prefix cache holds is lost.
 
-        A busy SGLang dies of it, so a busy engine raises EngineRefused here.
+        A busy SGLang dies of it, so a busy engine raises EngineRefused here. Its loads are a snapshot that can be
+        old; its scheduler itself says, by flushing, that nothing runs.
         """
         load = await self.loads()
         if not load.idle:
             raise EngineRefused(f"memory is not released: {load.running} requests run and {load.waiting} wait")
+        try:
+            await self.flush_cache(timeout=0)
+        except EngineRefused as error:
+            raise EngineRefused(f"memory is not released: requests run ({error})", error.status) from error
         await self._manage("/release_memory_occupation", {"tags": tags})
 
     async def resume_memory(self, tags: list[str]) -> None:
@@ -216,9 +232,9 @@ class EngineClient:
             return False
         return True
 
-    async def server_info(self) -> dict[str, Any]:
-        """The engine's arguments and internal state, as it reports them."""
-        return _object(await self._get("/server_info"))
+    async def server_info(self, timeout: float = 60.0) -> dict[str, Any]:
+        """The engine's arguments and internal state, as its scheduler reports them (so it answers while that works)."""
+        return _object(await self._get("/server_info", total=timeout))
 
     async def model_info(self) -> dict[str, Any]:
         """Model path and `weight_version`."""

@@ -12,6 +12,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from gyre.engines.sglang.arguments import WHOLE, EnginePart, server_arguments, server_environment
+from gyre.engines.sglang.install import HERE, interpreter
 from gyre.recipe.schema import Recipe
 
 
@@ -33,6 +35,31 @@ def write_keys(path: Path) -> dict[str, str]:
     with os.fdopen(fd, "w") as file:
         json.dump(keys, file)
     return keys
+
+
+def engine_launch(
+    recipe: Recipe, model: Path, folder: Path, name: str, host: str = "127.0.0.1", part: EnginePart = WHOLE
+) -> EngineLaunch:
+    """The recipe's engine on `host`, on a port of its own choice; its key and port files lie in `folder`.
+
+    Raises UserError when SGLang is not installed.
+    """
+    if recipe.rollout.engine == "reference":
+        return reference_launch(recipe, model, folder, name, host)
+    return sglang_launch(recipe, model, folder, name, host, part)
+
+
+def sglang_launch(
+    recipe: Recipe, model: Path, folder: Path, name: str, host: str = "127.0.0.1", part: EnginePart = WHOLE
+) -> EngineLaunch:
+    """SGLang's server, in an environment of its own: the recipe's, or the installed one."""
+    port_file, key_file = folder / f"{name}.port", folder / name
+    port_file.unlink(missing_ok=True)
+    write_keys(key_file)
+    python = recipe.rollout.python or str(interpreter())
+    program = [python, str(HERE / "inside" / "serve.py"), "--port-file", str(port_file), "--key-file", str(key_file)]
+    words = server_arguments(recipe, model, host, part)
+    return EngineLaunch([*program, "--", *words], server_environment(recipe, host), port_file, key_file)
 
 
 def reference_launch(recipe: Recipe, model: Path, folder: Path, name: str, host: str = "127.0.0.1") -> EngineLaunch:

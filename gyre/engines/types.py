@@ -6,6 +6,7 @@ one call are cumulative (each starts with the whole of its predecessor).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -34,9 +35,12 @@ def new_rid(token_hex: TokenHex) -> str:
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True, frozen=True):
-    """One model request: token ids in, sampling at a temperature, nothing else that would bend the distribution."""
+    """One model request: token ids in, sampling at a temperature, nothing else that would bend the distribution.
 
-    input_ids: list[int]
+    `input_ids` as array("i") are written to the wire without a Python number for each.
+    """
+
+    input_ids: Sequence[int]
     rid: str
     max_new_tokens: int
     temperature: float = 1.0

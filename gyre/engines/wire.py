@@ -5,13 +5,20 @@ Pure: bytes and values in, values out. Unknown fields are ignored, so that a new
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from gyre.engines.errors import EngineRefused, EngineUnavailable
 from gyre.engines.types import EngineLoad, Finish, GenerateChunk, GenerateRequest, Generation
 
+_MOST_ID = 1 << 22
+"""Ids from here on are no token's: they are written one by one."""
 _FINISH: dict[str, Finish] = {"stop": "stop", "length": "length", "abort": "abort"}
 
 
@@ -101,6 +108,45 @@ def generate_body(request: GenerateRequest, stream: bool) -> dict[str, Any]:
     if request.return_routed_experts:
         body["return_routed_experts"] = True
     return body
+
+
+def encode_generate(request: GenerateRequest, stream: bool) -> bytes:
+    """The bytes of `generate_body`: the same value, in whatever spelling is cheapest to write."""
+    body = generate_body(request, stream)
+    del body["input_ids"]
+    return b"".join([b'{"input_ids":', ids_json(request.input_ids), b",", msgspec.json.encode(body)[1:]])
+
+
+def ids_json(ids: Sequence[int]) -> bytes | memoryview:
+    """Token ids as JSON. Those in an array are looked up as 8 bytes each, spaces and a comma included.
+
+    A prompt of 700,000 ids takes a millisecond so, a tenth of what its numbers take one by one.
+    """
+    if not isinstance(ids, array) or not len(ids):
+        return msgspec.json.encode(list(ids))
+    numbers = np.frombuffer(ids, dtype=np.int32)
+    most = int(numbers.max())
+    if numbers.min() < 0 or most >= _MOST_ID:
+        return msgspec.json.encode(ids.tolist())
+    written = np.empty(len(numbers) + 1, dtype=np.uint64)
+    # The ids were checked: "clip" only spares numpy a second check, and a copy.
+    _spelt(max(most, 1 << 16).bit_length()).take(numbers, out=written[1:], mode="clip")
+    text = written.view(np.uint8)
+    text[:8] = np.frombuffer(b"       [", dtype=np.uint8)
+    text[-1] = ord("]")
+    return text.data
+
+
+@cache
+def _spelt(bits: int) -> npt.NDArray[np.uint64]:
+    """The ids below 2 ** bits, each as the 8 bytes of its digits, right-aligned, and a comma."""
+    ids = np.arange(1 << bits)
+    text = np.full((len(ids), 8), ord(" "), dtype=np.uint8)
+    text[:, 7] = ord(",")
+    for place in range(7):
+        shown = ids >= 10**place if place else ids >= 0
+        text[shown, 6 - place] = ord("0") + ids[shown] // 10**place % 10
+    return text.view(np.uint64).reshape(-1)
 
 
 def decode_reply(data: bytes) -> Reply:

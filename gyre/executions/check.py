@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from gyre.executions.ends import finish
-from gyre.executions.grading import Grade, grade
+from gyre.executions.grading import Grade, grade, script_command
 from gyre.executions.layers import private_folder, remove_tree
 from gyre.executions.limits import Limits
 from gyre.executions.sandbox import Bind, ExitStatus, Sandbox, SandboxFailure, SandboxSpec
@@ -72,14 +72,14 @@ async def check_task(task: Task, sandbox: Sandbox, root: Path, limits: Limits) -
     limits = limits.narrowed(task.memory, task.storage)
     problems: list[str] = []
     try:
-        untouched = await _grade_after(task, sandbox, root, workspace / "untouched", limits, ("true",), problems)
+        untouched = await _grade_after(task, sandbox, root, workspace / "untouched", limits, ("true",), (), problems)
         started = loop.time()
         solved: Grade | None = None
-        if (task.solution / "solve.sh").is_file():
-            argv = ("bash", "/solution/solve.sh")
-            solved = await _grade_after(task, sandbox, root, workspace / "solved", limits, argv, problems)
+        if task.solution.is_file():
+            argv, binds = script_command(task.solution, task.folder / "solution", "/solution")
+            solved = await _grade_after(task, sandbox, root, workspace / "solved", limits, argv, binds, problems)
         else:
-            problems.append("solution/solve.sh is missing: it cannot be shown that the task can be solved")
+            problems.append(f"{task.solve_file} is missing: it cannot be shown that the task can be solved")
         seconds = loop.time() - started
     finally:
         remove_tree(workspace)
@@ -104,6 +104,7 @@ async def _grade_after(
     workspace: Path,
     limits: Limits,
     argv: tuple[str, ...],
+    binds: tuple[Bind, ...],
     problems: list[str],
 ) -> Grade | None:
     """Run `argv` in a fresh sandbox of `task` and grade what it leaves; what goes wrong is added to
@@ -111,7 +112,6 @@ async def _grade_after(
     """
     what = workspace.name
     upper, scratch = (private_folder(workspace / name) for name in ("upper", "scratch"))
-    binds = (Bind(task.solution, "/solution"),) if task.solution.is_dir() else ()
     try:
         spec = SandboxSpec(
             lowers=sandbox.lowers(root, task),

@@ -89,13 +89,16 @@ class ExecutionResult(Struct, frozen=True, kw_only=True):
     log: Path | None
     workspace: Path | None
     detail: str = ""
+    interrupted: bool = False
+    """It was cut: ended before it had ended by itself."""
 
 
 class _Run:
     """The mutable course of one execution."""
 
-    def __init__(self, request: ExecutionRequest, sandbox: Sandbox, root: Path) -> None:
+    def __init__(self, request: ExecutionRequest, sandbox: Sandbox, root: Path, cut: asyncio.Event) -> None:
         self.request = request
+        self.cut = cut
         self.sandbox = sandbox
         self.root = root
         self.workspace = root / "executions" / request.name
@@ -177,11 +180,24 @@ class _Run:
             if running.listener is not None:
                 await handler(running.listener)
             left = self.left()
-            status = await running.wait(min(allowed, left))
+            status = await self._status(running, min(allowed, left))
         finally:
             await finish(running.kill())
             self.mark()
+        if status is None:
+            return Ending(interrupted=True)
         return Ending(exit=status, overall_timeout=status.timed_out and left <= allowed)
+
+    async def _status(self, running: RunningSandbox, seconds: float) -> ExitStatus | None:
+        """How the harness ended; None when it was cut before that."""
+        ended = asyncio.ensure_future(running.wait(seconds))
+        cut = asyncio.ensure_future(self.cut.wait())
+        try:
+            await asyncio.wait({ended, cut}, return_when=asyncio.FIRST_COMPLETED)
+            return ended.result() if ended.done() else None
+        finally:
+            ended.cancel()
+            cut.cancel()
 
     async def grade(self, snapshot: Path) -> Grade | None:
         """The grade; None when the execution's overall time ran out."""
@@ -209,16 +225,18 @@ async def run_execution(
     root: Path,
     listener_handler: ListenerHandler,
     call_report: Callable[[], CallReport],
+    cut: asyncio.Event | None = None,
 ) -> ExecutionResult:
     """Run `request` to its outcome. `root` is the worker's workspace folder, on node-local disk.
 
     `listener_handler` is called once with the sandbox's listening socket; `call_report` once, after
-    everything in the sandbox is dead. Call from the thread that the event loop lives in: sandboxes die with
-    it. Never raises for what the harness, the task or the grader does.
+    everything in the sandbox is dead. Once `cut` is set, the harness is ended and its workspace graded as it stands.
+    Call from the thread that the event loop lives in: sandboxes die with it. Never raises for what the harness, the
+    task or the grader does.
     """
     if not NAME.fullmatch(request.name):
         raise ValueError(f"an execution's name must be a plain word, not {request.name!r}")
-    run = _Run(request, sandbox, root)
+    run = _Run(request, sandbox, root, cut or asyncio.Event())
     if run.workspace.exists():
         await asyncio.to_thread(remove_tree, run.workspace)
     private_folder(run.workspace)
@@ -245,6 +263,7 @@ async def run_execution(
             log=run.log if keep or request.log else None,
             workspace=run.workspace if keep else None,
             detail=run.detail or (grade.detail if grade else ""),
+            interrupted=ending.interrupted,
         )
     finally:
         if not keep:
@@ -259,6 +278,7 @@ def _with_report(ending: Ending, report: CallReport) -> Ending:
         exit=ending.exit,
         model_calls=report.model_calls,
         server_error=report.server_error,
+        interrupted=ending.interrupted,
     )
 
 

@@ -1,16 +1,12 @@
-"""Grades the snapshot of an execution: runs the task's tests over it and reads the reward.
+"""Grades the snapshot of an execution: runs the task's tests over it and takes the reward from what they leave.
 
-Owns the grader's sandbox and the reading of rewards. Invariants: the tests exist in no sandbox but the
-grader's, read-only; the reward comes from a folder that is fresh for each attempt; a missing, empty,
-unreadable or non-finite reward is *no reward* (None), never 0.
+Owns the grader's sandbox. Invariants: the tests exist in no sandbox but the grader's, read-only; the reward comes from
+a folder that is fresh for each attempt; what is no valid reward is None, never 0.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import os
-import stat
 import time
 from pathlib import Path
 
@@ -19,10 +15,12 @@ from msgspec import Struct
 from gyre.executions.ends import finish
 from gyre.executions.layers import private_folder, remove_tree
 from gyre.executions.limits import Limits
+from gyre.executions.rewards import NoReward, environment, reward_of
 from gyre.executions.sandbox import Bind, Sandbox, SandboxFailure, SandboxSpec
 from gyre.executions.tasks import Task
 
-MOST_REWARD_BYTES = 65536
+INSIDE = "/run/gyre/"
+"""Where the sandbox shows a script that does not lie in tests/."""
 GRADED, FAILED, TIMED_OUT = "graded", "grader_failed", "grader_timeout"
 
 
@@ -33,10 +31,6 @@ class Grade(Struct, frozen=True, kw_only=True):
     reason: str
     seconds: float
     detail: str = ""
-
-
-class NoReward(Exception):
-    """The grader left nothing that counts as a reward."""
 
 
 async def grade(
@@ -56,16 +50,16 @@ async def grade(
     """
     started = time.perf_counter()
     verifier, scratch = (private_folder(folder / name) for name in ("verifier", "scratch"))
-    script = task.tests / "test.sh"
+    argv, binds = test_command(task)
     spec = SandboxSpec(
         lowers=sandbox.lowers(root, task, snapshot),
         upper=None,
         scratch=scratch,
         workdir=task.workdir,
-        argv=("/tests/test.sh",) if os.access(script, os.X_OK) else ("bash", "/tests/test.sh"),
+        argv=argv,
         log=folder / "grader.log",
-        binds=(Bind(task.tests, "/tests"), Bind(verifier, "/logs/verifier", writable=True)),
-        env={**task.env, **task.verifier_env},
+        binds=(*binds, Bind(verifier, "/logs/verifier", writable=True)),
+        env={**task.env, **environment(task), **task.verifier_env},
         limits=limits,
     )
 
@@ -85,9 +79,27 @@ async def grade(
     if status.limit:
         return result(FAILED, detail=f"over its limit of {status.limit}")
     try:
-        return result(GRADED, read_reward(verifier))
+        return result(GRADED, reward_of(task, verifier))
     except NoReward as error:
         return result(FAILED, detail=str(error))
+
+
+def test_command(task: Task) -> tuple[tuple[str, ...], tuple[Bind, ...]]:
+    """What the grader runs, and what it sees of the task's folder."""
+    if task.test_text:
+        return ("bash", "-c", task.test_text), (Bind(task.tests, "/tests"),) if task.tests.is_dir() else ()
+    return script_command(task.folder / task.test_file, task.tests, "/tests")
+
+
+def script_command(script: Path, folder: Path, shown: str) -> tuple[tuple[str, ...], tuple[Bind, ...]]:
+    """How a script runs, with `folder` (if there is one) shown at `shown`; one that lies elsewhere is bound in."""
+    binds = (Bind(folder, shown),) if folder.is_dir() else ()
+    if script.is_relative_to(folder):
+        inside = f"{shown}/{script.relative_to(folder)}"
+    else:
+        inside = INSIDE + script.name
+        binds = (*binds, Bind(script, inside))
+    return (inside,) if os.access(script, os.X_OK) else ("bash", inside), binds
 
 
 async def grade_with_retries(
@@ -109,64 +121,3 @@ async def grade_with_retries(
         if latest.reward is not None:
             break
     return latest
-
-
-def read_reward(folder: Path) -> float:
-    """The reward in `folder`: reward.json (the key "reward", else the mean of all values), else reward.txt.
-
-    Raises NoReward for anything that is not a finite number. Links and special files are not opened.
-    """
-    text = _read_regular(folder / "reward.json")
-    if text is not None:
-        return _json_reward(text)
-    text = _read_regular(folder / "reward.txt")
-    if text is None:
-        raise NoReward("the tests wrote neither reward.json nor reward.txt")
-    try:
-        return _finite(float(text))
-    except ValueError as error:
-        raise NoReward(f"reward.txt is not a number: {text[:100]!r}") from error
-
-
-def _json_reward(text: str) -> float:
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise NoReward(f"reward.json is not JSON: {error}") from error
-    if not isinstance(values, dict) or not values:
-        raise NoReward("reward.json is not a flat object of numbers")
-    numbers = {}
-    for key, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise NoReward(f"reward.json: {key!r} is not a number")
-        numbers[key] = _finite(value)
-    return numbers["reward"] if "reward" in numbers else math.fsum(numbers.values()) / len(numbers)
-
-
-def _finite(value: float) -> float:
-    try:
-        number = float(value)
-    except OverflowError as error:
-        raise NoReward("the reward is too large") from error
-    if not math.isfinite(number):
-        raise NoReward(f"the reward is {number}")
-    return number
-
-
-def _read_regular(path: Path) -> str | None:
-    """The text of a small regular file; None when there is none. Raises NoReward for anything else."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise NoReward(f"{path.name} cannot be read: {error.strerror}") from error
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_REWARD_BYTES:
-            raise NoReward(f"{path.name} is not a small regular file")
-        return os.read(fd, MOST_REWARD_BYTES).decode()
-    except UnicodeDecodeError as error:
-        raise NoReward(f"{path.name} is not text") from error
-    finally:
-        os.close(fd)

@@ -14,6 +14,7 @@ from gyre.executions.grading import GRADED, Grade
 from gyre.executions.sandbox import ExitStatus
 
 Outcome = Literal["graded", "excluded", "retry"]
+INTERRUPTED = "interrupted"
 
 
 class Ending(Struct, frozen=True, kw_only=True):
@@ -29,6 +30,8 @@ class Ending(Struct, frozen=True, kw_only=True):
     exit: ExitStatus = ExitStatus()
     model_calls: int = 0
     server_error: bool = False
+    interrupted: bool = False
+    """It was ended with its job, before it had ended by itself."""
 
 
 class Verdict(Struct, frozen=True):
@@ -47,6 +50,8 @@ def before_grading(ending: Ending) -> Verdict | None:
         return Verdict("excluded", "overall_timeout")
     if ending.sandbox_error:
         return Verdict("retry", "sandbox_failed")
+    if ending.interrupted and ending.model_calls == 0:
+        return Verdict("retry", INTERRUPTED)
     if ending.server_error and ending.exit.code != 0:
         return Verdict("retry", "server_error")
     if ending.exit.limit == "memory":
@@ -65,8 +70,10 @@ def judge(ending: Ending, grade: Grade | None) -> Verdict:
     if verdict is not None:
         return verdict
     if grade is None or grade.reason != GRADED or grade.reward is None:
+        if ending.interrupted:
+            return Verdict("retry", INTERRUPTED)
         return Verdict("excluded", "grader_failed" if grade is None else grade.reason)
-    return Verdict("graded", _how_it_ended(ending.exit), grade.reward)
+    return Verdict("graded", INTERRUPTED if ending.interrupted else _how_it_ended(ending.exit), grade.reward)
 
 
 def _how_it_ended(status: ExitStatus) -> str:

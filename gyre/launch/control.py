@@ -12,8 +12,9 @@ from gyre.ledger.journal import Journal
 from gyre.ledger.layout import RunFolder
 
 
-def request_cancel(run: RunFolder, now: bool = False) -> None:
-    _say(run, ev.CancelRequested(now=now))
+def request_cancel(run: RunFolder, now: bool = False, leaving: bool = False) -> None:
+    """`leaving`: it is the job that ends, and the run goes on later."""
+    _say(run, ev.CancelRequested(now=now, leaving=leaving))
 
 
 def request_resume(run: RunFolder) -> None:

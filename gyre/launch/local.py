@@ -68,8 +68,10 @@ class Supervisor:
         self.journal.append(
             ev.Opened(pid=os.getpid(), pid_start=process_start(), host=socket.gethostname(), code=gyre.__version__)
         )
-        keepers = [asyncio.create_task(self._keep(name)) for name in self.job.processes()]
+        keepers: list[asyncio.Task[None]] = []
         try:
+            if await self._prepared():
+                keepers = [asyncio.create_task(self._keep(name)) for name in self.job.processes()]
             return await self._until_end(keepers)
         finally:
             self._ending = True
@@ -104,6 +106,16 @@ class Supervisor:
                 self._watch(self.view.state)
                 return state.ended.state
             await asyncio.sleep(POLL_SECONDS)
+
+    async def prepare(self) -> None:
+        """What has to be there before a process starts. Raises UserError."""
+
+    async def _prepared(self) -> bool:
+        try:
+            await self.prepare()
+        except UserError as error:
+            self._failure = str(error)
+        return not self._failure
 
     async def _let_go(self) -> None:
         """Everybody was told to stop; give them time to do it well."""

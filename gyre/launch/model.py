@@ -14,19 +14,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gyre.errors import UserError
+from gyre.ledger.layout import cache_home
 from gyre.recipe.schema import Model
 
 COMPLETE = "COMPLETE"
 
 
-def cache_home() -> Path:
-    """GYRE_CACHE, else gyre below the user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("GYRE_CACHE") or Path(base) / "gyre")
+def resolve_model(model: Model, seed: int, say: Callable[[str], None], build: bool = True) -> Path:
+    """The model's folder; builds it when `model.build` says so and the cache lacks it. Raises UserError.
 
-
-def resolve_model(model: Model, seed: int, say: Callable[[str], None]) -> Path:
-    """The model's folder; builds it when `model.build` says so and the cache lacks it. Raises UserError."""
+    Without `build`, it is where the folder will be.
+    """
     if model.path:
         folder = Path(model.path)
         if not (folder / "config.json").is_file():
@@ -40,10 +38,17 @@ def resolve_model(model: Model, seed: int, say: Callable[[str], None]) -> Path:
     if not path.is_file():
         raise UserError(f"model.build: {path} does not exist")
     out = cache_home() / "models" / f"{path.parent.name}-{_key(path, arguments, seed)}"
-    if not (out / COMPLETE).exists():
-        say(f"building the model with {path.name} (once; cached in {out})")
-        _build(path, arguments, seed, out)
+    if build:
+        build_model(model, seed, out, say)
     return out
+
+
+def build_model(model: Model, seed: int, out: Path, say: Callable[[str], None]) -> None:
+    """Build it in `out`, unless that was done before. Raises UserError."""
+    if not (out / COMPLETE).exists():
+        path = Path(model.build)
+        say(f"building the model with {path.name} (once; cached in {out})")
+        _build(path, model.build_arguments, seed, out)
 
 
 def _key(script: Path, arguments: list[str], seed: int) -> str:

@@ -17,6 +17,8 @@ COMMANDS = ("sbatch", "srun", "squeue", "scontrol", "scancel", "sinfo")
 OLDEST = (20, 11)
 """srun --overlap, on which each process being a step of its own rests."""
 SLOW_BACKFILL = 60
+NOTHING = "(null)"
+"""What Slurm prints for a setting without a value: newer versions also for plugins that do nothing."""
 PARTITION_FORMAT = "%R|%a|%l|%D|%G"
 
 
@@ -68,7 +70,7 @@ def judge_config(config: Mapping[str, str]) -> Iterator[Finding]:
         yield _backfill(config.get("SchedulerParameters", ""))
     yield _requeue(config)
     yield _preemption(config)
-    if "none" in config.get("AccountingStorageType", "none"):
+    if config.get("AccountingStorageType", NOTHING).endswith(("/none", NOTHING)):
         yield warning(
             "no accounting",
             f"a job is forgotten {config.get('MinJobAge', '300 sec')} after its end; a run's ledger still knows",
@@ -106,8 +108,8 @@ def _requeue(config: Mapping[str, str]) -> Finding:
 
 
 def _preemption(config: Mapping[str, str]) -> Finding:
-    kind, mode = config.get("PreemptType", "(null)"), config.get("PreemptMode", "OFF")
-    if kind in ("(null)", "preempt/none", "") or mode == "OFF":
+    kind, mode = config.get("PreemptType", NOTHING), config.get("PreemptMode", "OFF")
+    if kind in (NOTHING, "preempt/none", "") or mode == "OFF":
         return ok("no preemption")
     if "preempt_send_user_signal" not in config.get("SlurmctldParameters", ""):
         return warning(

@@ -20,6 +20,7 @@ from gyre.launch.slurm_steps import guard, program, say, srun
 from gyre.ledger.job import read_job
 from gyre.ledger.layout import RunFolder
 from gyre.ledger.view import LedgerView
+from gyre.recipe.load import load_recipe
 
 POLL_SECONDS = 1.0
 BACKOFF_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
@@ -33,6 +34,7 @@ class GuestSupervisor:
     def __init__(self, run: RunFolder, names: list[str], allocation: Allocation) -> None:
         self.run, self.allocation = run, allocation
         self.job = read_job(run)
+        self._container = load_recipe(run.recipe, folders=False).slurm.container
         self.view = LedgerView(run)
         nodes = allocation.groups[0]
         self.homes = {name: nodes[index % len(nodes)] for index, name in enumerate(names)}
@@ -46,7 +48,7 @@ class GuestSupervisor:
         state = self.view.state
         if state.ended is None or max(state.opened.get("scheduler", {}), default=0) == self._ended_before:
             return False
-        return state.ended.state != "cancelled" or bool(state.cancel)
+        return state.ended.state != "cancelled" or (bool(state.cancel) and not state.leaving)
 
     async def supervise(self) -> None:
         """Until the run has ended."""
@@ -80,9 +82,8 @@ class GuestSupervisor:
 
     def _command(self, name: str) -> list[str]:
         log = self.run.log_dir(self.job.attempt) / f"{name}.log"
-        return srun(
-            name, self.homes[name], guard(self.run.path, name, log, self._peers(), program(self.run.path, name))
-        )
+        argv = program(self.run.path, name)
+        return srun(name, self.homes[name], guard(self._container, self.run.path, name, log, self._peers(), argv))
 
     def _peers(self) -> list[str]:
         """Nodes of the run's own job, which must reach ours, then ours."""

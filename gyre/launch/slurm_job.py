@@ -21,6 +21,7 @@ from gyre.errors import UserError
 from gyre.launch import slurm_join, slurm_queue
 from gyre.launch.control import request_cancel, request_resume
 from gyre.launch.local import BACKOFF_SECONDS, Supervisor
+from gyre.launch.model import build_model
 from gyre.launch.slurm_child import StepChild
 from gyre.launch.slurm_places import Places, group_of
 from gyre.launch.slurm_queue import Allocation, SlurmSilent
@@ -35,6 +36,8 @@ from gyre.recipe.schema import Recipe
 BEAT_SECONDS = 1.0
 BOUNDARY_SHARE = 0.5
 """Of the time before the end, how much is given to the step in hand to commit."""
+SAVE_SHARE = 0.8
+"""By when the newest step has its checkpoint; else the run is stopped without it."""
 AFTER_REQUEUE_SECONDS = 120.0
 
 
@@ -69,6 +72,11 @@ class SlurmSupervisor(Supervisor):
             await asyncio.sleep(BACKOFF_SECONDS[min(tries, len(BACKOFF_SECONDS) - 1)])
             tries += 1
 
+    async def prepare(self) -> None:
+        """Make the model, when a script of the recipe does: here, and not on the login node."""
+        if self.recipe.model.build:
+            await asyncio.to_thread(build_model, self.recipe.model, self.recipe.seed, Path(self.job.model), say)
+
     async def _look_for_lost_nodes(self) -> None:
         """Slurm takes a node that it gave up out of the job, for good."""
         try:
@@ -91,7 +99,7 @@ class SlurmSupervisor(Supervisor):
     def _guard(self, name: str, argv: list[str]) -> list[str]:
         rescue = self.job.cells.index(name) if name in self.job.cells else -1
         peers = [node for nodes in self.allocation.groups for node in nodes]
-        return guard(self.run.path, name, self._log(name), peers, argv, rescue)
+        return guard(self.recipe.slurm.container, self.run.path, name, self._log(name), peers, argv, rescue)
 
     async def _replace(self, name: str) -> None:
         """Ask Slurm, once, for another node in a job of its own: perhaps the lost one, when it comes back."""
@@ -122,19 +130,24 @@ class SlurmSupervisor(Supervisor):
             await asyncio.sleep(BEAT_SECONDS)
 
     async def leave(self) -> None:
-        """The job's time is over soon: stop after the step in hand, or without it, and go back into the queue."""
+        """The job's time is over soon: stop after the step in hand, or without it, with what is committed saved."""
         if self.leaving or self.view.state.cancel:
             return
         self.leaving = True
-        deadline = time.monotonic() + BOUNDARY_SHARE * self.recipe.slurm.signal_before_end
+        began, seconds = time.monotonic(), self.recipe.slurm.signal_before_end
         say("the job ends soon: stopping after the step in hand, if it is done in time")
         before = self._committed()
-        while self._committed() == before and time.monotonic() < deadline:
+        while self._committed() == before and time.monotonic() < began + BOUNDARY_SHARE * seconds:
             await asyncio.sleep(BEAT_SECONDS)
         if self.view.state.cancel:
             self.leaving = False  # the user's word comes first
             return
-        request_cancel(self.run)
+        request_cancel(self.run, leaving=True)
+        while self.view.state.ended is None and time.monotonic() < began + SAVE_SHARE * seconds:
+            await asyncio.sleep(BEAT_SECONDS)
+        if self.view.state.ended is None:
+            say("the run does not stop in order in time: stopping at once")
+            request_cancel(self.run, now=True, leaving=True)
 
     def _committed(self) -> tuple[int, int]:
         reign = self.view.state.reign()
@@ -168,7 +181,7 @@ async def hold(run: RunFolder, recipe: Recipe, allocation: Allocation) -> int:
     if supervisor.failure:
         say(f"gyre: {supervisor.failure}")
     say(f"the run is {state}")
-    if supervisor.leaving and state == "cancelled":
+    if state == "cancelled" and supervisor.view.state.leaving:
         await _back_into_the_queue(run, recipe, allocation)
     beat.cancel()
     slurm_join.recall(run, own)

@@ -37,7 +37,10 @@ def job_name(run: Path) -> str:
 def gpu_nodes(recipe: Recipe) -> int:
     """Nodes of component 1. Raises UserError for cells that this version cannot place."""
     if recipe.cells.nodes_per_cell != 1:
-        raise UserError("cells.nodes_per_cell: this version runs a cell on one node")
+        raise UserError(
+            "cells.nodes_per_cell: this version runs a cell on one node: set it to 1, and train.*_parallel to a layout"
+            " that fits cells.gpus_per_node"
+        )
     nodes = recipe.slurm.gpu.nodes or recipe.cells.count
     if nodes > recipe.cells.count:
         raise UserError(f"slurm.gpu.nodes: {nodes} nodes for {recipe.cells.count} cells: leave it out, or lower it")
@@ -50,7 +53,7 @@ def render(recipe: Recipe, program: Program) -> str:
     cpu = [*_job_options(slurm, program.run), *_component(slurm.cpu, slurm.cpu.nodes, ""), *_site(slurm)]
     gpu = [*_component(slurm.gpu, gpu_nodes(recipe), default_gres(recipe)), *_site(slurm)]
     about = "component 0: CPU nodes (scheduler, processor, a worker a node); component 1: GPU nodes (cells)"
-    return _script(f"gyre run {program.run.name}; {about}", [cpu, gpu], slurm.prologue, program, "slurm_job", [])
+    return _script(f"gyre run {program.run.name}; {about}", [cpu, gpu], slurm, program, "slurm_job", [])
 
 
 def default_gres(recipe: Recipe) -> str:
@@ -65,13 +68,13 @@ def render_guests(recipe: Recipe, program: Program, names: list[str], on_gpu: bo
     gres = default_gres(recipe) if on_gpu else ""
     options = [*_job_options(slurm, program.run), *_component(component, len(names), gres), *_site(slurm)]
     about = f"nodes for processes of gyre run {program.run.name}: {', '.join(names)}"
-    return _script(about, [options], slurm.prologue, program, "slurm_guest", ["--names", ",".join(names)])
+    return _script(about, [options], slurm, program, "slurm_guest", ["--names", ",".join(names)])
 
 
 def _script(
     about: str,
     components: list[list[str]],
-    prologue: list[str],
+    slurm: Slurm,
     program: Program,
     module: str,
     arguments: list[str],
@@ -80,9 +83,9 @@ def _script(
     for index, options in enumerate(components):
         lines += ["#SBATCH hetjob"] if index else []
         lines += [f"#SBATCH {option}" for option in options]
-    lines += ["", *prologue]
+    lines += ["", *slurm.prologue]
     lines += [f"export PYTHONPATH={shlex.quote(str(program.code))}"] if program.code is not None else []
-    command = [program.python, "-m", f"gyre.launch.{module}", "--run", str(program.run), *arguments]
+    command = [*slurm.container, program.python, "-m", f"gyre.launch.{module}", "--run", str(program.run), *arguments]
     # exec: the signal before the end goes to the batch script's own process, which is then ours
     lines += [f"exec {shlex.join(command)}", ""]
     return "\n".join(lines)

@@ -22,10 +22,18 @@ def srun(name: str, node: str, guard: list[str], group: int | None = None) -> li
     return ["srun", *SRUN, *where, f"--nodelist={node}", f"--job-name={name}", *guard]
 
 
-def guard(run: Path, name: str, log: Path, peers: Iterable[str], argv: list[str], rescue: int = -1) -> list[str]:
-    """What runs on the node: gyre.launch.slurm_step, which starts `argv`."""
+def guard(
+    container: Iterable[str],
+    run: Path,
+    name: str,
+    log: Path,
+    peers: Iterable[str],
+    argv: list[str],
+    rescue: int = -1,
+) -> list[str]:
+    """What runs on the node: gyre.launch.slurm_step, which starts `argv` in the same container."""
     return [
-        *(sys.executable, "-m", "gyre.launch.slurm_step"),
+        *(*container, sys.executable, "-m", "gyre.launch.slurm_step"),
         *("--run", str(run), "--name", name, "--log", str(log)),
         *("--peers", ",".join(peers), "--rescue", str(rescue), "--", *argv),
     ]

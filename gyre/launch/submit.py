@@ -13,15 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import gyre
+from gyre.engines.sglang.install import interpreter
 from gyre.errors import UserError
 from gyre.executions.harnesses import find_harness
+from gyre.executions.rewards import find_reward
 from gyre.executions.tasks import load_tasks
 from gyre.launch.model import resolve_model
 from gyre.ledger.files import write_atomic
 from gyre.ledger.job import Job, write_job
 from gyre.ledger.journal import create_index
 from gyre.ledger.layout import RunFolder, runs_home
-from gyre.proxy.roles import rules_for
 from gyre.recipe.load import dump_toml, load_recipe
 from gyre.recipe.schema import Recipe
 from gyre.trajectory.settings import packing_notice
@@ -69,8 +70,9 @@ def plan(recipe_path: Path, overrides: list[str], local: bool = True) -> Plan:
 def refuse_unbuilt(recipe: Recipe) -> None:
     """What the recipe may say and this version does not do. Raises UserError naming the key."""
     ranks = recipe.train.tensor_parallel * recipe.train.pipeline_parallel * recipe.train.data_parallel
+    per_node = recipe.cells.gpus_per_node or recipe.rollout.tensor_parallel
     refusals = {
-        'rollout.engine = "sglang": this version serves with the reference engine': recipe.rollout.engine == "sglang",
+        "rollout.tensor_parallel: this version runs an engine on one node": recipe.rollout.tensor_parallel > per_node,
         "train.*_parallel: this version runs one trainer rank a cell": ranks * recipe.train.expert_parallel != 1,
         "trajectory.record: this version records turns only": bool(recipe.trajectory.record),
         f'sandbox.kind = "{recipe.sandbox.kind}": this version has bubblewrap and process': recipe.sandbox.kind
@@ -82,14 +84,16 @@ def refuse_unbuilt(recipe: Recipe) -> None:
         if applies:
             raise UserError(refusal)
     find_harness(recipe.harness.name)
-    rules_for(recipe.harness.name)
+    find_reward(recipe.tasks.reward or "file")
+    if recipe.rollout.engine == "sglang" and not recipe.rollout.python:
+        interpreter()
 
 
 def create_run(planned: Plan, launcher: str, now: float, say: Callable[[str], None], name: str = "") -> RunFolder:
-    """Build the model if the recipe says so, and make the run folder with everything frozen in it."""
+    """Make the run folder with everything frozen in it. A model that is to be built is built now, or by the job."""
     if notice := packing_notice(planned.recipe):
         say(notice)
-    model = resolve_model(planned.recipe.model, planned.recipe.seed, say)
+    model = resolve_model(planned.recipe.model, planned.recipe.seed, say, build=launcher == "local")
     run = RunFolder(runs_home() / (name or free_name(planned.recipe.name)))
     run.create()
     try:

@@ -125,3 +125,10 @@ class Committed(JournalEvent, frozen=True):
     gradient_norm: float = 0.0
     seconds: float = 0.0
     stats: dict[str, float] = {}
+
+
+class Checkpointed(JournalEvent, frozen=True):
+    """Core: the checkpoint of a step that was committed without one is complete."""
+
+    lineage: int
+    step: int

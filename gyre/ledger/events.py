@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from gyre.ledger.cell_events import (
     CellEntered as CellEntered,
+    Checkpointed as Checkpointed,
     Committed as Committed,
     Done as Done,
     EngineStarted as EngineStarted,
@@ -200,6 +201,17 @@ class CommitOrdered(JournalEvent, frozen=True):
     version: int
 
 
+class CheckpointOrdered(JournalEvent, frozen=True):
+    """Order to the core: the run is about to stop, save `step`, the newest committed, made of `microsteps`."""
+
+    cell: str
+    incarnation: int
+    lineage: int
+    step: int
+    version: int
+    microsteps: list[str]
+
+
 class RestartOrdered(JournalEvent, frozen=True):
     """Order to a cell: a deadline passed, end this incarnation; the next one starts clean."""
 
@@ -237,7 +249,10 @@ class TaskSetAside(JournalEvent, frozen=True):
 
 
 class CancelRequested(JournalEvent, frozen=True):
+    """`leaving`: the run goes on later, for it is its job that ends."""
+
     now: bool = False
+    leaving: bool = False
 
 
 class ResumeRequested(JournalEvent, frozen=True):
@@ -306,6 +321,8 @@ class Finished(JournalEvent, frozen=True):
     reason: str = ""
     reward: float | None = None
     timed_out: bool = False
+    interrupted: bool = False
+    """Its harness was ended with its job: graded as it stands, or `retry`, which costs no attempt."""
     turns: int = 0
     tokens_sampled: int = 0
     seconds: float = 0.0
@@ -351,6 +368,7 @@ Event = (
     | MergeOrdered
     | FenceOrdered
     | CommitOrdered
+    | CheckpointOrdered
     | RestartOrdered
     | StopOrdered
     | RunEnded
@@ -376,6 +394,7 @@ Event = (
     | Refused
     | Fenced
     | Committed
+    | Checkpointed
     | ProcessStarted
     | ProcessEnded
     | GaveUp

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+import msgspec
+
 from gyre.ledger import events as ev
 from gyre.ledger.state import (
     Acceptance,
@@ -181,18 +183,18 @@ def _burst_opened(state: RunState, line: Line) -> None:
             state.outstanding[plan.group] = len(state.groups) - 1
         for name in execution_names(plan):
             execution = _execution(state, name)
+            before = _lift(state, name, execution)
             execution.group, execution.task, execution.purpose = plan.group, plan.task, plan.purpose
-            if execution.verdict() is None:
-                state.open.add(name)
+            _settle(state, name, execution, before)
 
 
 def _dispatched(state: RunState, line: Line) -> None:
     event: ev.Dispatched = line.event
     for dispatch in event.executions:
         execution = _execution(state, dispatch.execution)
-        before = execution.verdict()
+        before = _lift(state, dispatch.execution, execution)
         attempt = _attempt(execution, dispatch.attempt)
-        attempt.worker, attempt.incarnation = event.worker, event.incarnation
+        attempt.worker, attempt.incarnation, attempt.epoch = event.worker, event.incarnation, line.incarnation
         _settle(state, dispatch.execution, execution, before)
 
 
@@ -204,7 +206,7 @@ def _started(state: RunState, line: Line) -> None:
 def _finished(state: RunState, line: Line) -> None:
     event: ev.Finished = line.event
     execution = _execution(state, event.execution)
-    before = execution.verdict()
+    before = _lift(state, event.execution, execution)
     attempt = _attempt(execution, event.attempt)
     attempt.finished, attempt.t_finished = event, line.t
     state.tally.tokens_sampled += event.tokens_sampled
@@ -213,28 +215,94 @@ def _finished(state: RunState, line: Line) -> None:
 
 def _excluded(state: RunState, line: Line) -> None:
     execution = _execution(state, line.event.execution)
-    before = execution.verdict()
+    before = _lift(state, line.event.execution, execution)
     execution.excluded = line.event.reason
     _settle(state, line.event.execution, execution, before)
 
 
+def _lift(state: RunState, name: str, execution: Execution) -> ev.Outcome | None:
+    """Before a change of an execution: out of `live.waiting` and `live.running`. Returns what it counted as."""
+    if name in state.open:
+        state.live.waiting.discard(name)
+        for number, attempt in execution.attempts.items():
+            if attempt.incarnation and attempt.finished is None:
+                incarnations = state.live.running[attempt.worker]
+                there = incarnations[attempt.incarnation]
+                there.remove((name, number))
+                if not there:
+                    del incarnations[attempt.incarnation]
+                    if not incarnations:
+                        del state.live.running[attempt.worker]
+    return execution.verdict()
+
+
 def _settle(state: RunState, name: str, execution: Execution, before: ev.Outcome | None) -> None:
-    """After each change of an execution: is it open, and what does it count as? Whichever of its lines came first."""
+    """After a change of an execution: is it open, and what does it count as? Whichever of its lines came first."""
     now = execution.verdict()
-    for verdict, sign in ((before, -1), (now, 1)):
-        if verdict == "graded":
-            state.tally.graded += sign
-        elif verdict == "excluded":
-            state.tally.excluded += sign
+    if now != before:
+        for verdict, sign in ((before, -1), (now, 1)):
+            if verdict == "graded":
+                state.tally.graded += sign
+            elif verdict == "excluded":
+                state.tally.excluded += sign
     if now is not None:
-        state.open.discard(name)
+        if name in state.open:
+            state.open.remove(name)
+            _off(state.live.routed, state.routes.get(name, ""), name)
+            _count(state, execution.group, -1)
     elif execution.group:
-        state.open.add(name)
+        if name not in state.open:
+            state.open.add(name)
+            _on(state.live.routed, state.routes.get(name, ""), name)
+            _count(state, execution.group, 1)
+        _lay(state, name, execution)
+
+
+def _lay(state: RunState, name: str, execution: Execution) -> None:
+    """An open execution: into `live.waiting` and `live.running`."""
+    for number, attempt in execution.attempts.items():
+        if attempt.incarnation and attempt.finished is None:
+            there = state.live.running.setdefault(attempt.worker, {}).setdefault(attempt.incarnation, set())
+            there.add((name, number))
+    last = execution.last()
+    if not last or execution.attempts[last].finished is not None:
+        state.live.waiting.add(name)
+
+
+def _count(state: RunState, group: str, change: int) -> None:
+    left = state.live.groups.get(group, 0) + change
+    if left:
+        state.live.groups[group] = left
+    else:
+        del state.live.groups[group]
+
+
+def _on(sets: dict[str, set[str]], key: str, name: str) -> None:
+    there = sets.get(key)
+    if there is None:
+        there = sets[key] = set()
+    there.add(name)
+
+
+def _off(sets: dict[str, set[str]], key: str, name: str) -> None:
+    there = sets[key]
+    there.remove(name)
+    if not there:
+        del sets[key]
+
+
+def _route(state: RunState, name: str, cell: str) -> None:
+    """A new route of an execution; "" for none."""
+    if name in state.open:
+        _off(state.live.routed, state.routes.get(name, ""), name)
+        _on(state.live.routed, cell, name)
+    state.routes[name] = cell
 
 
 def _routed(state: RunState, line: Line) -> None:
     event: ev.Routed = line.event
-    state.routes.update(event.routes)
+    for name, cell in event.routes.items():
+        _route(state, name, cell)
     state.routed = max(state.routed, (line.incarnation, line.n))
 
 
@@ -258,7 +326,9 @@ def _consumed(state: RunState, line: Line) -> None:
         if older < order:
             state.groups[name].overtaken += 1
     for name in execution_names(state.groups[event.group].plan):
-        state.routes.pop(name, None)
+        if name in state.routes:
+            _route(state, name, "")
+            del state.routes[name]
 
 
 def _filled(state: RunState, line: Line) -> None:
@@ -367,12 +437,17 @@ def _committed(state: RunState, line: Line) -> None:
     lineage.t_committed[line.event.step] = line.t
 
 
+def _checkpointed(state: RunState, line: Line) -> None:
+    committed = state.lineages[line.event.lineage].committed
+    committed[line.event.step] = msgspec.structs.replace(committed[line.event.step], checkpointed=True)
+
+
 def _ended(state: RunState, line: Line) -> None:
     state.ends[line.incarnation] = line.event
 
 
 def _cancel(state: RunState, line: Line) -> None:
-    state.asked[line.incarnation] = 1 + line.event.now
+    state.asked[line.incarnation] = line.event
 
 
 _HANDLERS: dict[type, Callable[[RunState, Any], None]] = {
@@ -399,12 +474,13 @@ _HANDLERS: dict[type, Callable[[RunState, Any], None]] = {
     ev.MergeOrdered: lambda state, line: _step(state, line.event.step).merges_ordered.append(line.event),
     ev.FenceOrdered: lambda state, line: state.fences_ordered.append(line.event),
     ev.CommitOrdered: lambda state, line: _step(state, line.event.step).commits_ordered.append(line.event),
+    ev.CheckpointOrdered: lambda state, line: _step(state, line.event.step).checkpoints_ordered.append(line.event),
     ev.RestartOrdered: lambda state, line: state.restarts_ordered.append(line.event),
     ev.TaskSetAside: lambda state, line: state.set_aside.__setitem__(line.event.task, line.event.reason),
     ev.StopOrdered: lambda state, line: state.stops.__setitem__(line.incarnation, line.event.reason),
     ev.RunEnded: _ended,
     ev.CancelRequested: _cancel,
-    ev.ResumeRequested: lambda state, line: state.asked.__setitem__(line.incarnation, 0),
+    ev.ResumeRequested: lambda state, line: state.asked.__setitem__(line.incarnation, None),
     ev.GaveUp: lambda state, line: state.gave_up.__setitem__(line.incarnation, line.event.reason),
     ev.CellEntered: _cell_entered,
     ev.EngineStarted: _engine_started,
@@ -418,6 +494,7 @@ _HANDLERS: dict[type, Callable[[RunState, Any], None]] = {
     ev.Refused: _refused,
     ev.Fenced: _fenced,
     ev.Committed: _committed,
+    ev.Checkpointed: _checkpointed,
     ev.ProcessStarted: lambda state, line: state.processes.__setitem__(line.event.name, line.event),
     ev.ProcessEnded: lambda state, line: state.processes_ended.__setitem__(line.event.name, line.event),
 }

@@ -142,6 +142,13 @@ class RunFolder:
         return self.journal.is_dir()
 
 
+def cache_home() -> Path:
+    """What can be made again (models, harnesses, engines): the environment's GYRE_CACHE, else gyre below the user's
+    cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("GYRE_CACHE") or Path(base) / "gyre")
+
+
 def runs_home() -> Path:
     """Where runs live: the environment's GYRE_RUNS, else ./runs."""
     return Path(os.environ.get("GYRE_RUNS") or "runs").absolute()

@@ -16,5 +16,6 @@ CELL_ORDERS = (
     ev.MergeOrdered,
     ev.FenceOrdered,
     ev.CommitOrdered,
+    ev.CheckpointOrdered,
 )
 """Done one at a time; a `RestartOrdered` is obeyed at once and is none of them."""

@@ -19,6 +19,8 @@ class Attempt(Struct):
     worker: str = ""
     incarnation: int = 0
     """The worker incarnation that it was dispatched to; 0: not dispatched yet (as far as was read)."""
+    epoch: int = 0
+    """The scheduler incarnation that dispatched it."""
     started: bool = False
     t_started: float = 0.0
     t_finished: float = 0.0
@@ -34,7 +36,11 @@ class Execution(Struct):
 
     def last(self) -> int:
         """The newest attempt that was dispatched (as far as was read); 0: none."""
-        return max((number for number, attempt in self.attempts.items() if attempt.incarnation), default=0)
+        newest = 0
+        for number, attempt in self.attempts.items():
+            if number > newest and attempt.incarnation:
+                newest = number
+        return newest
 
     def outcome(self) -> ev.Finished | None:
         """What ends the execution; None while it is open or was excluded unfinished.
@@ -86,6 +92,7 @@ class Step(Struct):
     offers_ordered: list[ev.OfferOrdered] = field(default_factory=list)
     merges_ordered: list[ev.MergeOrdered] = field(default_factory=list)
     commits_ordered: list[ev.CommitOrdered] = field(default_factory=list)
+    checkpoints_ordered: list[ev.CheckpointOrdered] = field(default_factory=list)
 
 
 class Contribution(Struct):
@@ -130,8 +137,8 @@ class Lineage(Struct):
     """The core's order of additions: ("done", grant) and ("merged", index into `merged`). Replay adds in this order."""
 
     def step(self) -> int:
-        """The newest committed step of this lineage."""
-        return max(self.committed, default=self.opened.step)
+        """The newest committed step of this lineage: its core commits them in their order."""
+        return next(reversed(self.committed), self.opened.step)
 
 
 class Acceptance(Struct, frozen=True):
@@ -151,6 +158,22 @@ class Tally(Struct):
     excluded: int = 0
     tokens_sampled: int = 0
     """Over all attempts that ended."""
+
+
+class Live(Struct):
+    """What is asked of the open executions at every decision: the fold keeps it, so that nobody visits them all.
+
+    It follows from `open`, `routes` and `executions`. No entry is empty.
+    """
+
+    groups: dict[str, int] = field(default_factory=dict)
+    """group -> how many of its executions are open"""
+    waiting: set[str] = field(default_factory=set)
+    """open executions without an attempt, or whose newest one asks for another"""
+    running: dict[str, dict[int, set[tuple[str, int]]]] = field(default_factory=dict)
+    """worker -> incarnation -> (execution, attempt) dispatched to it and not ended, of open executions"""
+    routed: dict[str, set[str]] = field(default_factory=dict)
+    """cell -> open executions with a route to it; "" for those without a route"""
 
 
 class RunState(Struct):
@@ -173,6 +196,7 @@ class RunState(Struct):
     executions: dict[str, Execution] = field(default_factory=dict)
     open: set[str] = field(default_factory=set)
     """planned executions without a terminal outcome: |open| is the waterlevel."""
+    live: Live = field(default_factory=Live)
     tally: Tally = field(default_factory=Tally)
     planned: int = 0
     """training groups so far"""
@@ -201,8 +225,8 @@ class RunState(Struct):
     gave_up: dict[int, str] = field(default_factory=dict)
     """supervisor incarnation -> why"""
 
-    asked: dict[int, int] = field(default_factory=dict)
-    """control incarnation -> 0 go on, 1 cancel, 2 cancel now"""
+    asked: dict[int, ev.CancelRequested | None] = field(default_factory=dict)
+    """control incarnation -> its word; None: go on"""
     slots: dict[str, dict[int, int]] = field(default_factory=dict)
     acknowledged: dict[str, dict[int, tuple[int, int]]] = field(default_factory=dict)
     cells: dict[str, dict[int, CellIncarnation]] = field(default_factory=dict)
@@ -213,23 +237,38 @@ class RunState(Struct):
     # ---- questions ----
 
     @property
+    def epoch(self) -> int:
+        """The newest scheduler incarnation."""
+        return max(self.opened.get("scheduler", {}), default=0)
+
+    @property
     def waterlevel(self) -> int:
         return len(self.open)
 
     @property
     def cancel(self) -> int:
         """0 no, 1 asked, 2 asked for now: the newest word of the command line."""
-        return self.asked.get(max(self.asked, default=0), 0)
+        asked = self._asked
+        return 1 + asked.now if asked is not None else 0
+
+    @property
+    def leaving(self) -> bool:
+        """Does the run stop because its job ends, to go on later?"""
+        return self._asked is not None and self._asked.leaving
+
+    @property
+    def _asked(self) -> ev.CancelRequested | None:
+        return self.asked.get(max(self.asked, default=0))
 
     @property
     def ended(self) -> ev.RunEnded | None:
         """How the run ended, unless a later scheduler goes on with it."""
-        return self.ends.get(max(self.opened.get("scheduler", {}), default=0))
+        return self.ends.get(self.epoch) if self.ends else None
 
     @property
     def stopped(self) -> str | None:
         """Why every process should end now, or None."""
-        return self.stops.get(max(self.opened.get("scheduler", {}), default=0))
+        return self.stops.get(self.epoch)
 
     @property
     def failure(self) -> str | None:
@@ -249,8 +288,7 @@ class RunState(Struct):
         return self.lineages[max(self.lineages)] if self.lineages else None
 
     def group_terminal(self, group: str) -> bool:
-        plan = self.groups[group].plan
-        return all(name not in self.open for name in execution_names(plan))
+        return group not in self.live.groups
 
     def graded(self, group: str) -> list[tuple[str, ev.Finished]]:
         """(execution, outcome) of the graded executions of a group, in their order."""

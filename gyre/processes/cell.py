@@ -52,6 +52,8 @@ class Cell(Process):
         self.since = time.monotonic()
         self.lineage = 0
         """the lineage whose core this incarnation is; 0: it is a satellite"""
+        self.committed = (0, 0)
+        """(lineage, step) of its newest commit"""
         self.fenced: set[tuple[str, int]] = set()
         self.offers = 0
         self.frozen = False
@@ -182,6 +184,8 @@ class Cell(Process):
                 self._fence(order)
             case ev.CommitOrdered():
                 await self._commit(order)
+            case ev.CheckpointOrdered():
+                await self._checkpoint(order)
             case EngineEnded():
                 await self._engine_ended(order.child)
 
@@ -388,8 +392,25 @@ class Cell(Process):
                 seconds=time.monotonic() - began,
             )
         )
+        self.committed = (order.lineage, order.step)
         boundary = order.step // self.recipe.schedule.steps_per_burst * self.recipe.schedule.steps_per_burst
         await self.ask("retire", keep=keep_manifests(self.state, self.name, made["manifest"], boundary))
+
+    async def _checkpoint(self, order: ev.CheckpointOrdered) -> None:
+        """Save what a commit made; the tensors have to be on their devices. Of a step that is not the newest: ignore
+        it, the newer one will be ordered."""
+        if (order.lineage, order.step) != self.committed:
+            return
+        if self.current == "rollout" or self.engine_holds_memory:
+            await self._leave_rollout()
+        await self.ask(
+            "checkpoint",
+            lineage=order.lineage,
+            step=order.step,
+            version=order.version,
+            microsteps=order.microsteps,
+        )
+        self.say(ev.Checkpointed(lineage=order.lineage, step=order.step))
 
     async def close(self) -> None:
         await self.engine.close()

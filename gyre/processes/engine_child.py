@@ -2,29 +2,34 @@
 
 Owns the engine's process and keys. Invariants: memory is released only when nothing runs in the engine; a push of
 weights is whole or the engine serves nothing; each start has key and port files of its own, so a predecessor that is
-still on its way out is never taken for it.
+still on its way out is never taken for it; an engine that answers nothing any more is ended, so that its lead sees it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import secrets
 from pathlib import Path
 
 import aiohttp
 
-from gyre.engines.client import EngineClient
-from gyre.engines.errors import EngineUnavailable
-from gyre.engines.launch import reference_launch
+from gyre.engines.client import EngineClient, vocabulary
+from gyre.engines.errors import EngineError, EngineUnavailable
+from gyre.engines.launch import engine_launch
 from gyre.errors import UserError
 from gyre.ledger.layout import RunFolder
 from gyre.processes.address import node_address
 from gyre.processes.children import EXIT_USER_ERRORS, Child, ChildDied
 from gyre.recipe.schema import Recipe
 
+log = logging.getLogger("gyre")
+
 TAGS = ["kv_cache", "weights"]
 START_POLL = 0.1
+ASK_SECONDS = 2.0
+"""Between questions whether it still answers."""
 
 
 class EngineChild:
@@ -39,6 +44,7 @@ class EngineChild:
         self.released = False
         self._session: aiohttp.ClientSession | None = None
         self._client: EngineClient | None = None
+        self._watch: asyncio.Task[None] | None = None
 
     @property
     def running(self) -> bool:
@@ -55,10 +61,8 @@ class EngineChild:
         await self.close()
         for old in self.run.keys.glob(f"{self.name}.*"):
             old.unlink(missing_ok=True)
-        if self.recipe.rollout.engine != "reference":
-            raise UserError("rollout.engine: this version of gyre launches the reference engine only; see issue 6")
         self.key_file = f"{self.name}.{secrets.token_hex(4)}"
-        launch = reference_launch(self.recipe, self.model, self.run.keys, self.key_file, node_address())
+        launch = engine_launch(self.recipe, self.model, self.run.keys, self.key_file, node_address())
         self.child = await Child.start(self.name, launch.argv, self.log_file, launch.env)
         try:
             port = await asyncio.wait_for(self._port(launch.port_file), self.recipe.rollout.start_timeout)
@@ -67,8 +71,9 @@ class EngineChild:
         self.url = f"http://{node_address()}:{port}"
         keys = json.loads(launch.key_file.read_text())
         self._session = aiohttp.ClientSession()
-        self._client = EngineClient(self.url, self._session, keys["api_key"], keys["admin_key"], None)
+        self._client = EngineClient(self.url, self._session, keys["api_key"], keys["admin_key"], vocabulary(self.model))
         self.released = False
+        self._watch = asyncio.create_task(self._end_when_silent(self.child, self._client))
 
     async def _port(self, port_file: Path) -> int:
         while not port_file.exists():
@@ -84,6 +89,20 @@ class EngineChild:
         if code in EXIT_USER_ERRORS and last.startswith("error: "):
             return UserError(f"{self.name}: {last.removeprefix('error: ')}", code=code)
         return ChildDied(f"{self.name} ended with status {code} before it answered; see {self.log_file}")
+
+    async def _end_when_silent(self, child: Child, client: EngineClient) -> None:
+        """A server whose scheduler hangs still has a process: ask it, and end it when it has said nothing for long."""
+        loop, limit = asyncio.get_running_loop(), self.recipe.rollout.liveness
+        heard = loop.time()
+        while child.running:
+            await asyncio.sleep(min(ASK_SECONDS, limit / 4))
+            try:
+                await client.server_info(timeout=limit)
+                heard = loop.time()
+            except EngineError as error:
+                if child.running and loop.time() - heard >= limit:
+                    log.error("%s answered nothing for %g s (%s): ending it", self.name, limit, error)
+                    await child.end()
 
     async def drain(self) -> None:
         """Cut the calls in flight; new ones wait in the engine, which their proxies leave."""
@@ -108,8 +127,10 @@ class EngineChild:
             return ""
 
     async def close(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
         if self._session is not None:
             await self._session.close()
         if self.child is not None:
             await self.child.end()
-        self._session, self._client, self.child = None, None, None
+        self._session, self._client, self.child, self._watch = None, None, None, None

@@ -15,8 +15,7 @@ from gyre.ledger.layout import RunFolder
 from gyre.ledger.liveness import LivenessWatch, read_counter
 from gyre.ledger.tail import Line
 from gyre.processes.base import POLL_SECONDS, Process, run_process
-from gyre.scheduling.decide import decide
-from gyre.scheduling.facts import World
+from gyre.scheduling.decider import Decider
 from gyre.scheduling.settings import settings_of
 
 SNAPSHOT_SECONDS = 30.0
@@ -34,12 +33,13 @@ class Scheduler(Process):
             self.recipe, tuple(job.workers), tuple(job.tasks), tuple(job.eval_tasks), tuple(job.guests)
         )
         self._others = LivenessWatch(time.monotonic, self.recipe.local.liveness)
+        self.decider = Decider(self.state, self.settings)
         self._since: dict[str, tuple[object, float]] = {}
         self._save_at = time.monotonic() + SNAPSHOT_SECONDS
 
     async def follow(self) -> None:
         """Take the predecessor's place, then poll and decide until the run has ended."""
-        self.view.poll()
+        self.poll()
         seen = self.state.seen.get(self.name, {})
         self.order(
             ev.Accepted(
@@ -49,7 +49,7 @@ class Scheduler(Process):
             )
         )
         while self.state.ended is None:
-            self.view.poll()
+            self.poll()
             self.decide()
             if time.monotonic() > self._save_at:
                 self._save()
@@ -68,18 +68,30 @@ class Scheduler(Process):
         """The work is `follow`; `main` ends with it."""
         await asyncio.Event().wait()
 
+    def poll(self) -> None:
+        """Fold what others have said, and tell the decider."""
+        known = self.state
+        lines = self.view.poll()
+        if self.state is not known:
+            self.decider = Decider(self.state, self.settings)  # a cut came late: everything was folded anew
+            return
+        for line in lines:
+            self.decider.folded(line.writer, line.event)
+
     def decide(self) -> None:
         """Decide until there is nothing to say; liveness is looked at once, between two polls."""
-        world = World(self.state, self.settings, self._dead(), self._waiting())
-        while orders := decide(world):
+        dead = self._dead()
+        self.decider.look(dead, self._waiting())
+        while orders := self.decider.decide():
             for event in orders:
                 self.order(event)
             # what was ordered just now has not waited at all: measure again
-            world = World(self.state, self.settings, world.dead, self._waiting())
+            self.decider.look(dead, self._waiting())
 
     def order(self, event: ev.Event) -> None:
         n = self.say(event)
         fold(self.state, Line(self.name, self.incarnation, n, time.time(), event))
+        self.decider.folded(self.name, event)
 
     def _dead(self) -> frozenset[str]:
         dead = set()

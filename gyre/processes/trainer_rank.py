@@ -133,7 +133,9 @@ class Rank:
         keys = json.loads((self.run.keys / key_file).read_text())
         async with aiohttp.ClientSession() as session:
             client = EngineClient(url, session, keys["api_key"], keys["admin_key"], None)
-            return await push_weights(client, tensors, weight_version, BUCKET_BYTES)
+            return await push_weights(
+                client, tensors, weight_version, BUCKET_BYTES, self.recipe.rollout.tensor_parallel
+            )
 
     def _bytes(self, manifest: Manifest) -> memoryview | np.ndarray[Any, Any]:
         """This rank's buffer of a manifest, verified."""
@@ -230,10 +232,7 @@ class Rank:
         self._micro = []
         self.holds = ""
         if checkpoint:
-            meta = CheckpointMeta(lineage, step, version, tuple(microsteps))
-            self.trainer.save_checkpoint(self.run.checkpoints, meta, f"{self.cell}.{self.incarnation}")
-            if self.layout.rank == 0:
-                prune(self.run.checkpoints, train.keep_checkpoints, lineage)
+            self.checkpoint(lineage, step, version, microsteps)
         published = self.publish(lineage, step, version)
         return {
             **published,
@@ -241,6 +240,14 @@ class Rank:
             "skipped": bool(stats.skipped),
             "learning_rate": rate,
         }
+
+    def checkpoint(self, lineage: int, step: int, version: int, microsteps: list[str]) -> dict[str, Any]:
+        """Save the weights and the optimizer as they are after `step`, made of `microsteps`; old ones are pruned."""
+        meta = CheckpointMeta(lineage, step, version, tuple(microsteps))
+        self.trainer.save_checkpoint(self.run.checkpoints, meta, f"{self.cell}.{self.incarnation}")
+        if self.layout.rank == 0:
+            prune(self.run.checkpoints, self.recipe.train.keep_checkpoints, lineage)
+        return {}
 
     # ---- memory ----
 
@@ -262,6 +269,7 @@ OPERATIONS = frozenset(
         "zero",
         "merge",
         "commit",
+        "checkpoint",
         "offload",
         "onload",
     }

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import aiohttp
 
-from gyre.engines.client import EngineClient
+from gyre.engines.client import EngineClient, vocabulary
 from gyre.executions.execution import (
     CallReport,
     ExecutionRequest,
@@ -41,6 +41,7 @@ from gyre.ledger.tail import Line
 from gyre.processes.base import Process, run_process
 from gyre.proxy.capture import Capture, Limits, Stats
 from gyre.proxy.generate import Generator
+from gyre.proxy.heap import keep_buffers
 from gyre.proxy.roles import rules_for
 from gyre.proxy.routes import Route, Routes
 from gyre.proxy.server import Proxy, ProxyExecution
@@ -61,9 +62,9 @@ class Worker(Process):
         super().__init__(run, name)
         recipe = self.recipe
         self.harness: Harness = find_harness(recipe.harness.name)
-        self.tasks: dict[str, Task] = {task.name: task for task in load_tasks(Path(recipe.tasks.path))}
-        if recipe.eval.path:
-            self.tasks.update({task.name: task for task in load_tasks(Path(recipe.eval.path))})
+        self.tasks: dict[str, Task] = {}
+        for path in filter(None, (recipe.tasks.path, recipe.eval.path)):
+            self.tasks |= {task.name: task for task in load_tasks(Path(path), reward=recipe.tasks.reward)}
         self.rules = rules_for(recipe.harness.name)
         self.renderer = load_renderer(Path(self.job.model), recipe.model.template, secrets.token_hex(8))
         self.turns = TurnWriter(run, name, self.incarnation)
@@ -72,10 +73,12 @@ class Worker(Process):
         self.sandbox: Sandbox | None = None
         self.proxy: Proxy | None = None
         self._clients: dict[tuple[str, str], EngineClient] = {}
+        self._vocabulary = vocabulary(Path(self.job.model))
         self._session: aiohttp.ClientSession | None = None
         self._waiting: asyncio.Queue[ev.Dispatch] = asyncio.Queue()
         self._keys: dict[str, str] = {}
         self._running: set[asyncio.Task[None]] = set()
+        self._cut = asyncio.Event()
 
     # ---- the ledger ----
 
@@ -90,6 +93,8 @@ class Worker(Process):
             elif isinstance(event, ev.Routed):
                 routed = line
         self._sync_routes()
+        if self.state.leaving and self.recipe.tasks.interrupted == "grade":
+            self._cut.set()
         if routed is not None and self.accepted:
             self.say(ev.RoutesAcknowledged(epoch=routed.incarnation, n=routed.n))
 
@@ -187,7 +192,7 @@ class Worker(Process):
         if known is None:
             if self._session is None:
                 raise RuntimeError("the worker has not started")
-            known = EngineClient(route.url, self._session, route.key, None, None)
+            known = EngineClient(route.url, self._session, route.key, None, self._vocabulary)
             self._clients[route.url, route.key] = known
         return known
 
@@ -259,6 +264,7 @@ class Worker(Process):
                 self.root,
                 listen,
                 report,
+                self._cut,
             )
         finally:
             report()
@@ -301,6 +307,7 @@ def finished(dispatch: ev.Dispatch, result: ExecutionResult, capture: Capture, s
         reason=result.reason + (f": {result.detail}" if result.detail else ""),
         reward=result.reward,
         timed_out=result.exit.timed_out,
+        interrupted=result.interrupted,
         turns=capture.stats.turns,
         tokens_sampled=capture.stats.tokens_sampled,
         seconds=seconds,
@@ -313,4 +320,5 @@ def finished(dispatch: ev.Dispatch, result: ExecutionResult, capture: Capture, s
 
 
 if __name__ == "__main__":
+    keep_buffers()
     run_process(Worker)

@@ -30,6 +30,7 @@ from gyre.ledger.turns import Turn
 from gyre.proxy.conversation import Message, ToolCall
 from gyre.proxy.exchange import Evidence, Refusal, Reply, Request, ThreadRules
 from gyre.proxy.generate import GenerationFailed, Generator, Sampled, Wanted, nothing_sampled
+from gyre.proxy.histories import Histories
 from gyre.proxy.matching import Plan, Trails, Turns, match, plan
 from gyre.proxy.parser import Parsed
 from gyre.proxy.seen import Seen
@@ -123,6 +124,7 @@ class Capture:
         self._token_hex, self._now = token_hex, now
         self._tree, self._turns, self._seen = CallTree(), Turns(), Seen()
         self._trails = Trails()
+        self.histories = Histories()
         self._rows = 0
         self._calls: dict[str, Call] = {}
 
@@ -130,10 +132,10 @@ class Capture:
     def limits(self) -> Limits:
         return self._limits
 
-    def begin(self, request: Request, body: bytes, headers: Mapping[str, str]) -> Call:
+    def begin(self, request: Request, headers: Mapping[str, str]) -> Call:
         """Start a call, or join the one that it repeats. Raises Refusal before anything is sampled."""
         evidence = self._rules.classify(headers, request, self._seen)
-        digest = hashlib.sha256(evidence.thread.encode() + b"\0" + (request.identity or body)).hexdigest()
+        digest = hashlib.sha256(evidence.thread.encode() + b"\0" + request.identity).hexdigest()
         self.stats.calls += 1
         twin = self._calls.get(digest)
         if twin is not None and (not twin.delivered or twin.siblings >= self._limits.siblings):

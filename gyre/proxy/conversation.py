@@ -17,7 +17,7 @@ Key = bytes
 """A place in the chain: 16 bytes that stand for everything before it."""
 
 
-class ToolCall(msgspec.Struct, frozen=True):
+class ToolCall(msgspec.Struct, frozen=True, gc=False):
     """A call of a tool. `arguments` is JSON text, as it was written."""
 
     id: str
@@ -25,7 +25,7 @@ class ToolCall(msgspec.Struct, frozen=True):
     arguments: str
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True):
+class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One message. `calls` and `thinking` belong to the assistant, `call_id` to a tool result.
 
     `issued` is any other id of ours that the harness echoed (a thinking signature, an item id).

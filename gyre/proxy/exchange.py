@@ -7,12 +7,15 @@ Owns the seam between dialects and the rest: a dialect is one module that maps a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
 from gyre.proxy.conversation import Conversation, Message, ToolCall
 from gyre.proxy.seen import Seen
+
+if TYPE_CHECKING:
+    from gyre.proxy.histories import Histories
 
 Kind = Literal["invalid", "unsupported", "context", "unauthorized", "not_found", "too_large", "limit", "server"]
 
@@ -43,7 +46,7 @@ class Hints(msgspec.Struct, frozen=True, kw_only=True):
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """A model request. `asked` is what the harness wished for sampling: recorded and ignored.
 
-    `identity`: bytes that two equal requests share; b"": those of the body. `spoken`: rendered tool name -> how the
+    `identity`: a digest that two equal requests share. `spoken`: rendered tool name -> how the
     dialect names it, where these differ.
     """
 
@@ -88,8 +91,10 @@ class Dialect(Protocol):
     paths: tuple[str, ...]
     counting: tuple[str, ...]
 
-    def read(self, body: bytes) -> Request:
-        """Raises Refusal for what is malformed or cannot be represented; nothing is dropped."""
+    def read(self, body: bytes, histories: Histories | None = None) -> Request:
+        """Raises Refusal for what is malformed or cannot be represented; nothing is dropped. `histories`: what earlier
+        requests of the execution held; reading is cheaper with it, and gives the same.
+        """
 
     def write(self, request: Request, reply: Reply) -> bytes:
         """The JSON of a whole reply."""

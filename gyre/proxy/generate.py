@@ -70,7 +70,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """What to sample: prompt ids, at most `max_tokens` more, `stops` (strings) of the harness."""
 
     execution: str
-    prompt: list[int]
+    prompt: array[int]
     max_tokens: int
     stops: tuple[str, ...] = ()
 
@@ -151,7 +151,7 @@ class Generator:
     async def _engine_call(self, wanted: Wanted, into: Sampled, route: Route) -> str:
         """One engine call; keeps what was received. Gives the reason why the call is not finished, or ""."""
         request = GenerateRequest(
-            input_ids=[*wanted.prompt, *into.output],
+            input_ids=wanted.prompt + into.output if into.output else wanted.prompt,
             rid=new_rid(self._token_hex),
             max_new_tokens=wanted.max_tokens - len(into.output),
             temperature=self._temperature,

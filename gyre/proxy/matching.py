@@ -8,6 +8,7 @@ make forks.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -138,7 +139,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     parent: int
     keep: int
     context: list[int]
-    prompt: list[int]
+    prompt: array[int]
     key: Key
 
 
@@ -196,7 +197,8 @@ def plan(conversation: Conversation, found: Match, tree: CallTree, renderer: Ren
         base = tree.sequence(found.parent)
         outputs = {index - found.tail: output for index, output in outputs.items()}
         new = renderer.tail(conversation.messages[found.tail :], outputs, base[-1])
-    parent, keep = tree.branch(new, found.parent, len(base))
-    prompt = base.tolist()
-    prompt += new
-    return Plan(parent=parent, keep=keep, context=new[keep - len(base) :], prompt=prompt, key=found.key)
+    before = len(base)
+    parent, keep = tree.branch(new, found.parent, before)
+    prompt = base
+    prompt.extend(new)
+    return Plan(parent=parent, keep=keep, context=new[keep - before :], prompt=prompt, key=found.key)

@@ -31,6 +31,8 @@ _PREFIX = re.compile(r"/s/([^/]+)(/.*)")
 _MODELS = ("/v1/models", "/models")
 _KEY_LENGTH = 16
 _LINGER = 0.05
+_READ_BYTES = 1 << 20
+"""A body is read in pieces of up to this: histories have megabytes."""
 
 
 class ProxyExecution(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +119,7 @@ class Proxy:
         through it.
         """
         sock.setblocking(False)
-        server = web.Server(partial(self._answer, key), access_log=None)
+        server = web.Server(partial(self._answer, key), access_log=None, read_bufsize=_READ_BYTES)
         self._listeners[sock] = (await asyncio.get_running_loop().create_server(server, sock=sock), server)
 
     async def remove_listener(self, sock: socket.socket) -> None:
@@ -166,10 +168,10 @@ class Proxy:
         self, capture: Capture, dialect: Dialect, path: str, request: web.BaseRequest
     ) -> web.StreamResponse:
         body = await _body(request, capture.limits.body_bytes)
-        neutral = dialect.read(body)
+        neutral = dialect.read(body, capture.histories)
         if path in dialect.counting:
             return await send(request, 200, dialect.count(capture.count(neutral, request.headers)))
-        call = capture.begin(neutral, body, request.headers)
+        call = capture.begin(neutral, request.headers)
         return await deliver(capture, call, dialect, neutral, request, self._keep_alive)
 
     async def _refuse(
@@ -201,12 +203,14 @@ def _split(path: str) -> tuple[str | None, str]:
 
 async def _body(request: web.BaseRequest, most: int) -> bytes:
     """The whole body, decompressed. Raises Refusal beyond `most` bytes."""
-    body = bytearray()
+    pieces: list[bytes] = []
+    length = 0
     try:
         async for piece in request.content.iter_any():
-            body += piece
-            if len(body) > most:
+            pieces.append(piece)
+            length += len(piece)
+            if length > most:
                 raise Refusal("too_large", f"the body has more than {most} bytes")
     except web.RequestPayloadError as error:
         raise Refusal("invalid", f"the body cannot be read: {error}") from error
-    return bytes(body)
+    return b"".join(pieces)

@@ -74,12 +74,11 @@ class CallTree:
         end = (node.length if node else 0) if length is None else length
         while node is not None:
             if end > node.keep:
-                parts.append(node.tokens[: end - node.keep])
+                parts.append(node.tokens if end == node.length else node.tokens[: end - node.keep])
                 end = node.keep
             node = self._nodes.get(node.parent)
         whole: array[int] = array("i")
-        for part in reversed(parts):
-            whole.extend(part)
+        whole.frombytes(b"".join(reversed(parts)))
         return whole
 
     def branch(self, tokens: Sequence[int], parent: int, matched: int) -> tuple[int, int]:

@@ -171,12 +171,14 @@ def _training_layout(recipe: Recipe) -> Iterator[Problem]:
 
 def _rollout_layout(recipe: Recipe) -> Iterator[Problem]:
     key: Key = ("rollout", "tensor_parallel")
-    tensor, cells = recipe.rollout.tensor_parallel, recipe.cells
-    if recipe.rollout.engine == "reference" and tensor > 1:
+    rollout, cells = recipe.rollout, recipe.cells
+    tensor = rollout.tensor_parallel
+    for name, parts in (("data_parallel", rollout.data_parallel), ("expert_parallel", rollout.expert_parallel)):
+        if tensor % parts:
+            yield ("rollout", name), f"{parts} does not divide the engine's {tensor} ranks (rollout.tensor_parallel)"
+    if rollout.engine == "reference" and tensor > 1:
         yield key, "the reference engine runs on one device: use 1"
     if cells.gpus_per_node == 0:
-        if tensor > 1:
-            yield key, "a cell without GPUs (cells.gpus_per_node = 0) serves with tensor_parallel = 1"
         return
     gpus = cells.nodes_per_cell * cells.gpus_per_node
     if gpus % tensor:

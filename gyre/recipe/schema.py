@@ -32,7 +32,10 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 class Tasks(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     path: str
-    """Folder of Harbor task folders."""
+    """Folder of task folders: Harbor's, terminal-bench's, NL2RepoBench's, or of an entry point of `gyre.tasks`."""
+    reward: str = ""
+    """How the grader's files become a number: `file`, `junit`, `junit-all`, or what an entry point of `gyre.rewards`
+    offers; empty: as the task's format says."""
     harness_timeout: Seconds = 7200.0
     """Then the harness is ended, and its workspace graded as it stands."""
     execution_timeout: Seconds = 14400.0
@@ -42,7 +45,11 @@ class Tasks(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     grader_attempts: Positive = 2
     """Gradings that may fail before the execution is excluded."""
     attempts: Positive = 3
-    """How often an execution is dispatched before it is excluded."""
+    """How often an execution may fail, or lose its worker, before it is excluded. What the end of a job interrupts is
+    dispatched again, and does not count."""
+    interrupted: Literal["again", "grade"] = "again"
+    """What the announced end of a job does to what runs: dispatched again in the next one, or ended in time and graded
+    as it stands. Without warning it is dispatched again either way."""
 
 
 class Harness(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -81,10 +88,17 @@ class Rollout(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     engine: Literal["sglang", "reference"] = "sglang"
     """`reference`: a small engine with SGLang's routes, for CPU."""
     python: str = ""
-    """Interpreter of the engine's own virtual environment (sglang)."""
+    """Interpreter of SGLang's own virtual environment; empty: the one that `gyre engine install sglang` makes."""
     arguments: list[str] = field(default_factory=list)
-    """More arguments of the engine's server."""
+    """More arguments of the engine's server; they win over gyre's."""
     tensor_parallel: Positive = 1
+    """Ranks of one engine."""
+    data_parallel: Positive = 1
+    """Attention groups among an engine's ranks (SGLang's DP attention)."""
+    expert_parallel: Positive = 1
+    """Ranks among which a layer's experts are spread."""
+    memory_fraction: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
+    """Share of a GPU's memory for weights and KV; 0: SGLang's own choice."""
     context: Positive = 131072
     """Longest sequence, in tokens."""
     executions_per_cell: Positive = 96
@@ -92,7 +106,9 @@ class Rollout(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     temperature: Annotated[float, Meta(gt=0.0)] = 1.0
     """Of sampling; top_p is 1 and top_k off, so that log-probabilities are exact."""
     start_timeout: Seconds = 900.0
-    """Until an engine answers."""
+    """Until an engine answers; then it is ended, and the cell starts again."""
+    liveness: Seconds = 120.0
+    """An engine that answers no question for this long is ended and started again."""
 
 
 class Group(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -213,6 +229,8 @@ class Slurm(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     requeue: bool = True
     signal_before_end: Seconds = 600.0
     prologue: list[str] = field(default_factory=list)
+    container: list[str] = field(default_factory=list)
+    """Words before the interpreter on every node: `["apptainer", "exec", "--nv", "/shared/gyre.sif"]`."""
 
 
 class Local(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

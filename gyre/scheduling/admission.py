@@ -2,7 +2,7 @@
 
 Invariant: groups are planned at burst boundaries only, until (phi + mu) * B are outstanding, never more than the run
 still needs; the waterlevel never rises inside a burst. A lost or failed attempt is dispatched again at once, within
-its budget; a completed execution never is.
+its budget, to which an attempt that the end of a job interrupted does not count; a completed execution never is.
 """
 
 from __future__ import annotations
@@ -62,15 +62,17 @@ def _eval_plans(settings: Settings, burst: int) -> list[ev.GroupPlan]:
 def dispatch(world: World) -> list[ev.Event]:
     """Orders to workers, as their slots allow: older executions first, the freest worker first."""
     state = world.state
+    todo = sorted(state.live.waiting | _left_behind(world))
+    if not todo:
+        return []
     free = _free_slots(world)
-    todo = sorted(name for name in state.open if _next_attempt(world, name) is not None)
     todo.sort(key=lambda name: state.groups[state.executions[name].group].order)
     batches: dict[str, list[ev.Dispatch]] = {}
     excluded: list[ev.Event] = []
     for name in todo:
         execution = state.executions[name]
         attempt = _next_attempt(world, name) or 0
-        if attempt > world.settings.attempts:
+        if charged(execution, state.epoch) >= world.settings.attempts:
             excluded.append(ev.Excluded(execution=name, reason=_last_reason(execution)))
             continue
         worker = max(free, key=lambda w: (free[w], w), default=None)
@@ -91,12 +93,22 @@ def _free_slots(world: World) -> dict[str, int]:
         for worker in world.settings.workers
         if worker not in world.dead and state.incarnation(worker) in state.slots.get(worker, {})
     }
-    for name in state.open:
-        for attempt in state.executions[name].attempts.values():
-            if attempt.finished is None and attempt.incarnation == state.incarnation(attempt.worker):
-                if attempt.worker in free:
-                    free[attempt.worker] -= 1
+    for worker in free:
+        free[worker] -= len(state.live.running.get(worker, {}).get(state.incarnation(worker), ()))
     return free
+
+
+def _left_behind(world: World) -> set[str]:
+    """Open executions whose newest attempt runs nowhere: its worker is dead, or another incarnation now."""
+    state = world.state
+    left = {
+        name
+        for worker, incarnations in state.live.running.items()
+        for incarnation, attempts in incarnations.items()
+        if worker in world.dead or incarnation != state.incarnation(worker)
+        for name, _ in attempts
+    }
+    return {name for name in left if _next_attempt(world, name) is not None}
 
 
 def _next_attempt(world: World, name: str) -> int | None:
@@ -110,6 +122,25 @@ def _next_attempt(world: World, name: str) -> int | None:
         return last + 1 if attempt.finished.outcome == "retry" else None
     lost = attempt.incarnation != world.state.incarnation(attempt.worker) or attempt.worker in world.dead
     return last + 1 if lost else None
+
+
+def under_way(world: World, name: str) -> bool:
+    """Does a worker that is there have an attempt of it?"""
+    return _next_attempt(world, name) is None
+
+
+def charged(execution: Execution, epoch: int) -> int:
+    """How many attempts were used up: failed, or lost with their worker under the scheduler that dispatched them.
+
+    Of an execution that waits for its next one. An attempt that was lost while the scheduler changed too went with its
+    job (requeued, preempted, cancelled): that says nothing about the execution, and may happen any number of times.
+    """
+    attempts = [execution.attempts[number] for number in range(1, execution.last() + 1)]
+    lost_under = [*(attempt.epoch for attempt in attempts[1:]), epoch]
+    return sum(
+        not attempt.finished.interrupted if attempt.finished is not None else attempt.epoch == lost
+        for attempt, lost in zip(attempts, lost_under)
+    )
 
 
 def _last_reason(execution: Execution) -> str:

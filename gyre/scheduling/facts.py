@@ -203,6 +203,30 @@ class World:
         incarnation = self.state.incarnation(cell)
         return [g for g in self.grants if (g.cell, g.incarnation) == (cell, incarnation) and g.grant not in done]
 
+    def load(self, cell: str) -> int:
+        """How many grants it has not reported done."""
+        return len(self.unfinished(cell))
+
+    def offering(self, cell: str) -> bool:
+        """Was an offer ordered that is not answered yet? Then its buffer is frozen or about to be."""
+        incarnation, found = self.state.incarnation(cell), self.state.steps.get(self.step)
+        ordered = sum(
+            1
+            for o in (found.offers_ordered if found is not None else ())
+            if (o.cell, o.incarnation, o.lineage) == (cell, incarnation, self.number)
+        )
+        answered = sum(1 for a in self.answers if (a.source, a.source_incarnation) == (cell, incarnation))
+        return ordered > answered
+
+    @cached_property
+    def takers(self) -> list[str]:
+        """Cells that take grants now."""
+        return [
+            cell
+            for cell in self.settings.cells
+            if self.joined(cell) and not self.is_fenced(cell) and not self.offering(cell)
+        ]
+
     def unmerged(self, lineage: Lineage, cell: str) -> list[str]:
         """Micro-steps in this satellite's buffer that the core does not have (and has not refused)."""
         found, incarnation = self.state.cell(cell), self.state.incarnation(cell)

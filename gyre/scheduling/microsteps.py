@@ -18,16 +18,11 @@ def grant(world: World) -> list[ev.Event]:
     lineage = world.reign()
     if lineage is None or world.step > world.settings.steps:
         return []
-    pending = world.pending
-    able = [
-        cell
-        for cell in world.settings.cells
-        if world.joined(cell) and not world.is_fenced(cell) and not _offering(world, cell)
-    ]
+    pending, able = world.pending, world.takers
     if not pending or not able:
         return []
-    cell = min(able, key=lambda c: len(world.unfinished(c)))
-    if len(world.unfinished(cell)) >= AHEAD:
+    cell = min(able, key=world.load)
+    if world.load(cell) >= AHEAD:
         return []
     return [
         ev.Granted(
@@ -44,25 +39,13 @@ def grant(world: World) -> list[ev.Event]:
 def _open_offer(world: World, cell: str) -> int | None:
     """Number of the contribution of this cell that the core has not answered."""
     found, incarnation = world.state.cell(cell), world.state.incarnation(cell)
-    if found is None:
+    if found is None or not found.offers:
         return None
     answered = {a.number for a in world.answers if (a.source, a.source_incarnation) == (cell, incarnation)}
     for number, offer in found.offers.items():
         if (offer.lineage, offer.step) == (world.number, world.step) and number not in answered:
             return number
     return None
-
-
-def _offering(world: World, cell: str) -> bool:
-    """Was an offer ordered that is not answered yet? Then its buffer is frozen or about to be."""
-    incarnation, found = world.state.incarnation(cell), world.state.steps.get(world.step)
-    ordered = sum(
-        1
-        for o in (found.offers_ordered if found is not None else ())
-        if (o.cell, o.incarnation, o.lineage) == (cell, incarnation, world.number)
-    )
-    answered = sum(1 for a in world.answers if (a.source, a.source_incarnation) == (cell, incarnation))
-    return ordered > answered
 
 
 def offer(world: World) -> list[ev.Event]:
@@ -78,7 +61,7 @@ def offer(world: World) -> list[ev.Event]:
             continue
         if not world.unmerged(lineage, cell) or not (finished or world.starved()):
             continue
-        if not _offering(world, cell):
+        if not world.offering(cell):
             orders.append(
                 ev.OfferOrdered(
                     cell=cell,

@@ -16,8 +16,8 @@ def route(world: World) -> list[ev.Event]:
     able = [cell for cell in world.settings.cells if world.will_serve(cell)]
     if not able:
         return []
-    routes = world.state.routes
-    lost = [name for name in sorted(world.state.open) if routes.get(name, "") not in able]
+    routed = world.state.live.routed
+    lost = sorted(name for cell, names in routed.items() if cell not in able for name in names)
     moved = assign(world, lost, able) if lost else {}
     return [ev.Routed(routes=moved)] if moved else []
 
@@ -25,7 +25,7 @@ def route(world: World) -> list[ev.Event]:
 def move_off(world: World, leaving: str) -> list[ev.Event]:
     """Routes that take everything off a cell that is about to leave rollout."""
     able = [cell for cell in world.settings.cells if world.will_serve(cell) and cell != leaving]
-    open_here = [name for name in sorted(world.state.open) if world.state.routes.get(name) == leaving]
+    open_here = sorted(world.state.live.routed.get(leaving, ()))
     if not open_here:
         return []
     return [ev.Routed(routes=assign(world, open_here, able) if able else dict.fromkeys(open_here, ""))]
@@ -34,14 +34,11 @@ def move_off(world: World, leaving: str) -> list[ev.Event]:
 def acknowledged(world: World) -> bool:
     """Has every worker that runs executions taken over the newest routes?"""
     state = world.state
-    busy = {
-        attempt.worker
-        for name in state.open
-        for attempt in state.executions[name].attempts.values()
-        if attempt.finished is None
-        and attempt.worker not in world.dead
-        and attempt.incarnation == state.incarnation(attempt.worker)
-    }
+    busy = [
+        worker
+        for worker, incarnations in state.live.running.items()
+        if worker not in world.dead and state.incarnation(worker) in incarnations
+    ]
     return all(
         state.acknowledged.get(worker, {}).get(state.incarnation(worker), (0, -1)) >= state.routed for worker in busy
     )
@@ -49,11 +46,7 @@ def acknowledged(world: World) -> bool:
 
 def assign(world: World, names: list[str], able: list[str]) -> dict[str, str]:
     """The least loaded cell first (load relative to C_e); ties go to the cell that will serve longest."""
-    load = dict.fromkeys(able, 0)
-    for name in world.state.open:
-        cell = world.state.routes.get(name, "")
-        if cell in load:
-            load[cell] += 1
+    load = {cell: len(world.state.live.routed.get(cell, ())) for cell in able}
     position = {cell: index for index, cell in enumerate(world.settings.cells)}
     moved: dict[str, str] = {}
     for name in names:

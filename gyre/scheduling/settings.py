@@ -42,6 +42,8 @@ class Settings:
     eval_samples: int = 1
     difference_limit: float = 0.0
     """Largest spread between trainer and engine; 0: any."""
+    grade_interrupted: bool = False
+    """Does the end of a job wait for what runs to be graded as it stands?"""
 
     def version(self, step: int) -> int:
         return -(-step // self.steps_per_burst)
@@ -90,6 +92,7 @@ def settings_of(
         cells=(*(f"cell-{index}" for index in range(recipe.cells.count)), *guests),
         workers=workers,
         attempts=recipe.tasks.attempts,
+        grade_interrupted=recipe.tasks.interrupted == "grade",
         microsteps_per_grant=recipe.train.microsteps_per_grant * recipe.train.data_parallel,
         checkpoint_every=recipe.train.checkpoint_every,
         phase_timeout=recipe.schedule.phase_timeout,

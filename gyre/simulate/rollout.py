@@ -62,7 +62,7 @@ class Rollout:
         self, cells: Cells, names: tuple[str, ...], rule: StartRule, alarm: Callable[[float, str, int], None]
     ) -> None:
         self._cells = cells
-        self._clocks = {name: Clock() for name in names}
+        self._clocks: dict[str, Clock] = {name: Clock() for name in names}
         self._alarm = alarm
         self._rule = rule
         self._waiting: dict[str, deque[Running]] = {}
@@ -82,8 +82,10 @@ class Rollout:
         self._progress[group] = Progress(group, burst, executions)
 
     def dispatch(self, name: str, attempt: int, group: str, job: Job) -> None:
-        made = Running(name, attempt, job, self._progress[group], left=job.seconds)
-        self._waiting.setdefault(group, deque()).append(made)
+        self._waiting.setdefault(group, deque()).append(self._make(name, attempt, job, self._progress[group]))
+
+    def _make(self, name: str, attempt: int, job: Job, progress: Progress) -> Running:
+        return Running(name, attempt, job, progress, left=job.seconds)
 
     def route(self, name: str, cell: str, now: float) -> None:
         self.routes[name] = cell
@@ -91,8 +93,14 @@ class Rollout:
         if found is not None and found.cell != cell:
             moved = bool(found.cell)
             self._leave(found, now)
-            found.left += self._cells.reroute if moved else 0.0
+            if moved:
+                had = 1.0 - found.left / found.job.seconds if found.job.seconds else 0.0
+                self._reroute(found, self._cells.reroute + self._cells.prefill * max(0.0, had))
             self._join(found, cell, now)
+
+    def _reroute(self, found: Running, seconds: float) -> None:
+        """Its new cell reads its context anew, or gets its KV."""
+        found.left += seconds
 
     def consumed(self, group: str) -> None:
         self._progress.pop(group, None)
@@ -146,6 +154,15 @@ class Rollout:
         self._leave(found, now)
         share = 1.0 - max(0.0, found.left) / found.job.seconds if found.job.seconds else 1.0
         return self._end(found, now, max(0.0, share))
+
+    def clear(self, now: float) -> None:
+        """The workers are gone, and with them all that ran or waited."""
+        for found in self.running.values():
+            self._leave(found, now)
+            found.progress.started -= 1
+        self.running.clear()
+        self._waiting.clear()
+        self._share(now)
 
     # ---- service ----
 

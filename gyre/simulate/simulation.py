@@ -7,6 +7,7 @@ scheduler's decisions are those of `scheduling/`. Invariant: the same workload, 
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,18 +18,20 @@ from gyre.ledger.fold import fold
 from gyre.ledger.orders import CELL_ORDERS
 from gyre.ledger.state import RunState, execution_names
 from gyre.scheduling.decide import DECISIONS
+from gyre.scheduling.decider import Decider, Decision
 from gyre.scheduling.settings import Settings
 from gyre.simulate.cell import SimulatedCell, Surroundings
-from gyre.simulate.index import Decider, Decision
 from gyre.simulate.jobs import Job, Jobs
 from gyre.simulate.packing import Packing
 from gyre.simulate.policies import START_RULES
 from gyre.simulate.rollout import Ended, Rollout
+from gyre.simulate.turns import TurnRollout
 from gyre.simulate.workload import Workload
 
 WORKER = "worker-0"
 PHASE_TIMEOUT = 600.0
 MANY = 1 << 30
+ANSWERS = (ev.Merged, ev.Refused)
 TOKENS = 1000.0
 """Tokens sampled for each cell-second of training: only their proportions matter."""
 
@@ -65,7 +68,7 @@ class Simulation:
         self.decider = Decider(self.state, self.settings, plan.decisions)
         self.lines: list[Line] | None = [] if keep else None
         self.now = 0.0
-        self.events = 0
+        self._acts = 0
         self.decisions = 0
         self.timed_out = 0
         self.executions = 0
@@ -86,8 +89,15 @@ class Simulation:
         self._number: dict[str, int] = {}
         self._since: dict[str, tuple[object, float]] = {}
         self._dead: set[str] = set()
+        self._worker = 1
+        """The worker's incarnation."""
+        self._down = False
+        """Is the whole job preempted?"""
+        self.preemptions = 0
         rule = START_RULES["probe" if plan.probing else "order"]
-        self.rollout = Rollout(workload.cells, self.settings.cells, rule, self._alarm)
+        cells = self.settings.cells
+        self._turns = TurnRollout(workload.cells, workload.turns, cells, rule, seed) if workload.turns.seconds else None
+        self.rollout = self._turns or Rollout(workload.cells, cells, rule, self._alarm)
         self.packing = Packing(workload.training.microstep, plan.streaming)
         around = Surroundings(
             say=self.say,
@@ -119,13 +129,33 @@ class Simulation:
             self._decide()
             if self.state.ended is not None:
                 break
+            if self._turns is not None and self._take_turns(self._turns):
+                continue
             if not self._queue:
                 raise RuntimeError(f"deadlock at {self.now:.0f} s: {self._where()}")
             self.now = self._queue[0][0]
             while self._queue and self._queue[0][0] <= self.now:
-                self.events += 1
+                self._acts += 1
                 heapq.heappop(self._queue)[2]()
         return self
+
+    def _take_turns(self, turns: TurnRollout) -> bool:
+        """Turns up to the next event of another kind. Has an execution ended before it?"""
+        self.now, ended = turns.run(self._queue[0][0] if self._queue else math.inf)
+        for each in ended:
+            self._finished(each, each.running.job.timed_out)
+        if ended:
+            self._admit()
+        return bool(ended)
+
+    @property
+    def events(self) -> int:
+        """Taken from the queue: ends of phases, micro-steps, executions, deadlines, and of generations and tools."""
+        return self._acts + (self._turns.events if self._turns is not None else 0)
+
+    @property
+    def calls(self) -> int:
+        return self._turns.calls if self._turns is not None else 0
 
     @property
     def seconds(self) -> float:
@@ -144,7 +174,7 @@ class Simulation:
         self._news = True
         if self.lines is not None:
             self.lines.append(line)
-        if isinstance(event, ev.Merged | ev.Refused):
+        if isinstance(event, ANSWERS):
             cell = self.cells[event.source]
             if cell.incarnation == event.source_incarnation:
                 self._order_cell(event.source, event.source_incarnation, event)
@@ -159,6 +189,8 @@ class Simulation:
             for order in orders:
                 n = self.say("scheduler", 1, order)
                 self._carry_out(order, n)
+            if self.decider.waiting:  # what was ordered just now has not waited at all: measure again
+                self.decider.look(frozenset(self._dead), self._waiting())
         self._news = False
 
     def _carry_out(self, order: ev.Event, n: int) -> None:
@@ -192,11 +224,18 @@ class Simulation:
     def _start(self) -> None:
         self.say("scheduler", 1, ev.Opened(pid=1, pid_start=0.0, host="simulated", code=""))
         self.say("scheduler", 1, ev.Accepted(writer="scheduler", incarnation=1))
-        self.say(WORKER, 1, ev.Opened(pid=1, pid_start=0.0, host="simulated", code=""))
-        self.say(WORKER, 1, ev.WorkerReady(slots=MANY))
+        self._start_worker()
+        self._next_preemption()
         for cell in self.cells.values():
             cell.start()
             self._next_loss(cell.name)
+
+    def _start_worker(self) -> None:
+        self._work_said(ev.Opened(pid=1, pid_start=0.0, host="simulated", code=""))
+        self._work_said(ev.WorkerReady(slots=MANY))
+
+    def _work_said(self, event: ev.Event) -> None:
+        self.say(WORKER, self._worker, event)
 
     # ---- executions ----
 
@@ -209,6 +248,8 @@ class Simulation:
         self.levels.append((self.now, self.state.waterlevel))
 
     def _dispatch(self, order: ev.Dispatched) -> None:
+        if order.incarnation != self._worker or self._down:
+            return
         for each in order.executions:
             group = self.state.executions[each.execution].group
             self.rollout.dispatch(each.execution, each.attempt, group, self._job[each.execution])
@@ -216,7 +257,7 @@ class Simulation:
 
     def _admit(self) -> None:
         for begun in self.rollout.admit(self.now):
-            self.say(WORKER, 1, ev.Started(execution=begun.name, attempt=begun.attempt))
+            self._work_said(ev.Started(execution=begun.name, attempt=begun.attempt))
             if self.workload.executions.timeout_clock == "wall":
                 name, attempt = begun.name, begun.attempt
                 self.later(self.workload.executions.timeout, lambda n=name, a=attempt: self._deadline(n, a))  # type: ignore[misc]
@@ -225,7 +266,7 @@ class Simulation:
         for name, cell in order.routes.items():
             if name in self.state.open:
                 self.rollout.route(name, cell, self.now)
-        self.say(WORKER, 1, ev.RoutesAcknowledged(epoch=1, n=n))
+        self._work_said(ev.RoutesAcknowledged(epoch=1, n=n))
 
     def _serve(self, cell: str, serving: bool) -> None:
         self.rollout.serve(cell, serving, self.now)
@@ -257,9 +298,7 @@ class Simulation:
         self.timed_out += timed_out
         self.lost_work += job.work - work if job.graded else 0.0
         self._work[name] = work
-        self.say(
-            WORKER,
-            1,
+        self._work_said(
             ev.Finished(
                 execution=name,
                 attempt=ended.running.attempt,
@@ -335,7 +374,32 @@ class Simulation:
         self.later(self.workload.failures.restart, lambda: self._back(name))
         self.later(PHASE_TIMEOUT + 1.0, self._look)
 
+    def _next_preemption(self) -> None:
+        if self.workload.failures.preemption > 0.0:
+            self.later(self._dice.expovariate(1.0 / self.workload.failures.preemption), self._preempt)
+
+    def _preempt(self) -> None:
+        self.preemptions += 1
+        self._down = True
+        for name in self.settings.cells:
+            if name not in self._dead:
+                self.cells[name].fail()
+                self._dead.add(name)
+        self.rollout.clear(self.now)
+        self._look()
+        self.later(self.workload.failures.requeue, self._requeued)
+
+    def _requeued(self) -> None:
+        self._down = False
+        self._worker += 1
+        self._start_worker()
+        for name in sorted(self._dead):
+            self._back(name)
+        self._next_preemption()
+
     def _back(self, name: str) -> None:
+        if self._down or name not in self._dead:
+            return
         self._dead.discard(name)
         self.cells[name].start()
         self._look()
@@ -344,13 +408,16 @@ class Simulation:
 
     def _look(self) -> None:
         """The scheduler's clock: who is dead, and how long each cell has been in its state."""
+        self.decider.look(frozenset(self._dead), self._waiting())
+        self._news = True
+
+    def _waiting(self) -> dict[str, float]:
         for name in self.settings.cells:
             found = self.state.cell(name)
             moment = (self.state.roles.get(name), found and (found.state, found.serving, found.training))
             if name not in self._since or self._since[name][0] != moment:
                 self._since[name] = (moment, self.now)
-        self.decider.look(frozenset(self._dead), {name: self.now - at for name, (_, at) in self._since.items()})
-        self._news = True
+        return {name: self.now - at for name, (_, at) in self._since.items()}
 
     def _where(self) -> str:
         cells = ", ".join(f"{name} {cell.state}" for name, cell in self.cells.items())
@@ -373,7 +440,7 @@ def settings_of(workload: Workload, plan: Plan) -> Settings:
         training_cells=plan.split,
         cells=tuple(f"cell-{index}" for index in range(cells.count)),
         workers=(WORKER,),
-        attempts=3,
+        attempts=MANY,
         microsteps_per_grant=workload.training.microsteps_per_grant,
         checkpoint_every=1,
         phase_timeout=PHASE_TIMEOUT,

@@ -71,7 +71,10 @@ class Cells(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     rejoin: Seconds = 0.0
     """A training cell takes the weights of the next step (the publication's time is in training.optimizer)."""
     reroute: Seconds = 0.0
-    """An execution's delay when its cell leaves: the prefill of its context, or the move of its KV."""
+    """An execution's delay when its cell leaves, whatever it has done by then."""
+    prefill: Seconds = 0.0
+    """Until another cell has an execution's whole context; a part of it in proportion. Without KV moved this is what
+    the prefill takes, with KV moved what the move takes."""
     latency: Seconds = 0.0
     """From a fact to the act that it causes, through the ledger."""
 
@@ -86,6 +89,20 @@ class Executions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Then the execution is cut and graded as it stands."""
     timeout_clock: Literal["wall", "service"] = "wall"
     """Does time without service count? `service` is what no clock on a wall measures."""
+
+
+class Turns(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """An execution as turns of generation and tool time. Its duration stays the one drawn, at full speed."""
+
+    seconds: Seconds = 0.0
+    """Mean of a turn, generation and tool; 0: turns are not simulated one by one."""
+    generation: Share = 0.6
+    """The part of it that generates."""
+    spread: NonNegative = 1.0
+    """Generations and tools are log-normal about their means, with this spread of the logarithm: a heavy tail."""
+    curve: list[tuple[float, float]] = []
+    """(calls that a cell generates at once, speed of each), rising in calls; straight lines in between, and beyond the
+    last point the engine is full. Empty: full speed up to C_e calls."""
 
 
 class Training(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -106,6 +123,10 @@ class Failures(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Mean time between losses of a cell, each cell by itself; 0: none."""
     restart: Seconds = 600.0
     """Until a lost cell is back."""
+    preemption: Seconds = 0.0
+    """Mean time between preemptions of the whole job, workers too: open executions start anew; 0: none."""
+    requeue: Seconds = 1800.0
+    """Until a preempted job runs again."""
 
 
 class Workload(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -115,6 +136,7 @@ class Workload(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     schedule: Schedule = field(default_factory=Schedule)
     cells: Cells = field(default_factory=Cells)
     executions: Executions
+    turns: Turns = field(default_factory=Turns)
     training: Training
     failures: Failures = field(default_factory=Failures)
 
@@ -184,6 +206,9 @@ def _checked(workload: Workload, where: str) -> Workload:
         raise UserError(f"{where}: executions.mean: must be above 0 and below executions.timeout")
     if training.microstep <= 0.0:
         raise UserError(f"{where}: training.microstep: must be above 0")
+    calls = [point[0] for point in workload.turns.curve]
+    if any(speed <= 0.0 for _, speed in workload.turns.curve) or calls != sorted({*calls} - {0.0}):
+        raise UserError(f"{where}: turns.curve: [calls, speed] with calls rising from above 0 and speeds above 0")
     if workload.group.min_graded > workload.group.executions:
         raise UserError(f"{where}: group.min_graded: more than group.executions, so every group would be void")
     return workload

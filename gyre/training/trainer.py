@@ -63,7 +63,8 @@ class MicroStepStats:
     def row(self) -> dict[str, float]:
         """As the statistics of a `done` line."""
         flat = dataclasses.asdict(self)
-        return {**flat, **flat.pop("by_length")}
+        by_length: dict[str, float] = flat.pop("by_length")
+        return flat | by_length
 
 
 @dataclass(frozen=True)

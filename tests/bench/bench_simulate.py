@@ -2,7 +2,8 @@
 
     python tests/bench/bench_simulate.py [--seeds 10] [NAME[:PHI] ...]      the table
     python tests/bench/bench_simulate.py --ablations [--seeds 3] [NAME ...]
-    python tests/bench/bench_simulate.py --speed                            lines a second of CPU time
+    python tests/bench/bench_simulate.py --speed                            events and lines a second of CPU time
+    python tests/bench/bench_simulate.py --scale                            192 nodes, 3,000,000 calls
 
 The workloads were fitted to published ratios: reaching them shows that the ratios are attainable, no more.
 """
@@ -10,7 +11,9 @@ The workloads were fitted to published ratios: reaching them shows that the rati
 from __future__ import annotations
 
 import argparse
+import resource
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
@@ -18,7 +21,7 @@ from gyre.simulate.jobs import Drawn
 from gyre.simulate.simulation import Plan, Simulation
 from gyre.simulate.study import Row, Study, drawn, measure, study
 from gyre.simulate.text import name_of
-from gyre.simulate.workload import load_workload
+from gyre.simulate.workload import Workload, load_workload
 
 WORKLOADS = Path(__file__).resolve().parents[2] / "recipes" / "workloads"
 TARGETS: dict[str, tuple[float, float, float, float]] = {
@@ -44,10 +47,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--ablations", action="store_true")
     parser.add_argument("--speed", action="store_true")
+    parser.add_argument("--scale", action="store_true")
     parser.add_argument("cases", nargs="*", help="NAME or NAME:PHI")
     options = parser.parse_args()
     if options.speed:
         speed()
+        return
+    if options.scale:
+        scale()
         return
     if options.ablations:
         for name in options.cases or ("repo-122b", "repo-2400b"):
@@ -71,6 +78,11 @@ ABLATIONS: dict[str, list[str]] = {
     "C_e thought double": ["schedule.room=2.0"],
     "a cell lost every 100 h": ["failures.between=100h"],
     "ledger latency 1 s": ["cells.latency=1"],
+    "phi 1": ["schedule.lead_steps=1"],
+    "phi 4": ["schedule.lead_steps=4"],
+    "contexts read anew, 60 s": ["turns.seconds=300", "cells.prefill=60"],
+    "contexts moved, 2 s": ["turns.seconds=300", "cells.prefill=2"],
+    "engine at half speed at C_e": ["turns.seconds=300", "turns.curve=[[1.0, 1.0], [64.0, 0.5]]"],
 }
 """Elastic, with one thing changed."""
 
@@ -92,9 +104,9 @@ def ablations(name: str, seeds: int) -> None:
         )
 
 
-def _cells(path: Path, count: int) -> list[str]:
+def _cells(path: Path, count: int, settings: Sequence[str] = ()) -> list[str]:
     """As many nodes in another number of cells: each carries its share, and trains at its share of the speed."""
-    workload = load_workload(path)
+    workload = load_workload(path, settings)
     part = workload.cells.count / count
     return [
         f"cells.count={count}",
@@ -105,17 +117,45 @@ def _cells(path: Path, count: int) -> list[str]:
 
 
 def speed() -> None:
+    """A simulated event is one taken from a queue: an end of a generation, tool, phase or micro-step, a deadline."""
     for name in ("repo-122b", "repo-2400b"):
-        workload = load_workload(WORKLOADS / f"{name}.toml")
-        for plan in (Plan("elastic"), Plan("colocate"), Plan("async", 4 if workload.cells.count > 4 else 1)):
-            began = time.process_time()
-            done = Simulation(workload, Drawn(workload, 0), plan).run()
-            seconds = time.process_time() - began
-            lines = sum(done.lines_said.values())
-            print(
-                f"{name} {plan.mode}: {seconds:.2f} s of CPU, {done.events / seconds:.0f} events/s,"
-                f" {lines / seconds:.0f} journal lines/s, {done.executions} executions"
-            )
+        for settings in (["turns.seconds=60"], []):
+            workload = load_workload(WORKLOADS / f"{name}.toml", settings)
+            for plan in (Plan("elastic"), Plan("colocate"), Plan("async", 4 if workload.cells.count > 4 else 1)):
+                timed(f"{name} {plan.mode}{', turn by turn' if settings else ''}", workload, plan)
+
+
+def timed(what: str, workload: Workload, plan: Plan) -> None:
+    began = time.process_time()
+    done = Simulation(workload, Drawn(workload, 0), plan).run()
+    seconds = time.process_time() - began
+    lines = sum(done.lines_said.values())
+    print(
+        f"{what}: {done.seconds / 3600:.2f} h simulated in {seconds:.2f} s of CPU,"
+        f" {done.events / seconds:.0f} events/s, {lines / seconds:.0f} journal lines/s;"
+        f" {done.executions} executions, {done.calls} calls, {done.events} events, {lines} lines",
+        flush=True,
+    )
+
+
+SCALE = [
+    "steps=5",
+    "group.groups_per_step=125",
+    "schedule.steps_per_burst=5",
+    "cells.count=48",
+    "cells.executions_per_cell=209",
+    "turns.seconds=23.16",
+]
+"""One burst of 10,000 executions of about 300 calls on 192 nodes, four a cell."""
+
+
+def scale() -> None:
+    path = WORKLOADS / "repo-122b.toml"
+    for count in (48, 4):
+        workload = load_workload(path, [*SCALE, *_cells(path, count, SCALE)])
+        for plan in (Plan("elastic"), Plan("colocate"), Plan("async", count // 2)):
+            timed(f"192 nodes as {count} cells, {plan.mode}", workload, plan)
+    print(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB at most")
 
 
 def show(name: str, phi: int, found: Study, seconds: float) -> None:

@@ -322,9 +322,6 @@ def test_tensors_outside_an_update_are_refused(place: Place, oracle: Oracle) -> 
 
 
 def test_push_equals_loading_from_disk(place: Place, oracle: Oracle, other_model: str, changes: None) -> None:
-    if place.real:
-        pytest.skip("needs a second model of the same shape")
-
     async def work(client: EngineClient) -> None:
         other = Oracle(other_model)
         before = await client.weights_checksum()
@@ -344,9 +341,6 @@ def test_push_equals_loading_from_disk(place: Place, oracle: Oracle, other_model
 
 
 def test_an_update_in_place_shows_in_the_spans(place: Place, oracle: Oracle, other_model: str, changes: None) -> None:
-    if place.real:
-        pytest.skip("needs a second model of the same shape")
-
     async def work(client: EngineClient) -> None:
         await client.set_version("old")
         running = await started(client, ask([1, 2, 3], 400))
@@ -367,9 +361,6 @@ def test_an_update_in_place_shows_in_the_spans(place: Place, oracle: Oracle, oth
 def test_an_interrupted_push_is_healed_by_the_next(
     place: Place, oracle: Oracle, other_model: str, changes: None
 ) -> None:
-    if place.real:
-        pytest.skip("a second begin may end a real server")
-
     async def work(client: EngineClient) -> None:
         def torn():  # type: ignore[no-untyped-def]
             yield from Oracle(other_model).named()[:5]
@@ -391,7 +382,7 @@ def test_an_interrupted_push_is_healed_by_the_next(
 def test_memory_is_not_released_while_busy(place: Place) -> None:
     async def work(client: EngineClient) -> None:
         running = await started(client, ask([1, 2, 3], LONG))
-        with pytest.raises(EngineRefused, match="not released: 1 requests"):
+        with pytest.raises(EngineRefused, match="not released: "):
             await client.release_memory(["weights", "kv_cache"])
         await client.abort_all()
         assert (await running).finish == "abort"

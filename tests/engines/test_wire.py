@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import pickle
+from array import array
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from gyre.engines.push import buckets, serialize_bucket
 from gyre.engines.reference.auth import Keys, read_keys
 from gyre.engines.reference.pickles import read_bucket
 from gyre.engines.types import EngineLoad, GenerateRequest, Generation, new_rid
-from gyre.engines.wire import chunk_of, decode_loads, decode_reply, error_message, generate_body
+from gyre.engines.wire import chunk_of, decode_loads, decode_reply, encode_generate, error_message, generate_body
 from gyre.errors import UserError
 
 from .place import write_keys
@@ -97,6 +99,24 @@ def test_the_request_pins_the_distribution() -> None:
     assert not {name for name in sampling if "penalty" in name}
     assert (body["return_logprob"], body["stream"], body["cache_salt"], body["input_ids"]) == (True, True, "s", [1])
     assert "return_routed_experts" not in body and "json_schema" not in sampling
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [0],
+        [9, 10, 99, 100, 999, 1000, 9999, 10_000, 99_999, 100_000, 65_535, 65_536],
+        [999_999, 1_000_000, (1 << 22) - 1, 0],
+        [1 << 22, 5],
+        [2**31 - 1],
+        [3, -1],
+        [],
+    ],
+)
+def test_ids_in_an_array_are_written_as_those_in_a_list(ids: list[int]) -> None:
+    request = GenerateRequest(input_ids=array("i", ids), rid="r", max_new_tokens=3)
+    expected = {**generate_body(request, stream=True), "input_ids": ids}
+    assert json.loads(encode_generate(request, stream=True)) == expected
 
 
 def test_loads_sum_over_ranks() -> None:

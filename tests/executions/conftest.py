@@ -59,7 +59,7 @@ class Lab:
             lowers=lowers,
             upper=upper,
             scratch=scratch,
-            workdir="/app",
+            workdir=task.workdir if task else "/app",
             argv=("bash", "-c", command),
             log=place / "log",
             limits=limits,

@@ -33,13 +33,20 @@ class Command:
 
 
 async def execute(
-    lab: Any, model: Any, harness: Any = None, report: CallReport | None = None, task: Any = None, **more: Any
+    lab: Any,
+    model: Any,
+    harness: Any = None,
+    report: CallReport | None = None,
+    task: Any = None,
+    cut: asyncio.Event | None = None,
+    **more: Any,
 ) -> ExecutionResult:
     fields = {"name": "e-1.1", "key": SECRET, "model": "tiny", "timeouts": TIMES, "limits": lab.limits, **more}
     request = ExecutionRequest(task=task or lab.task(), **fields)
     calls = (lambda: report) if report else (lambda: CallReport(model_calls=len(model.requests)))
     try:
-        return await run_execution(request, harness or find_harness("shell"), lab.sandbox, lab.root, model.serve, calls)
+        chosen = harness or find_harness("shell")
+        return await run_execution(request, chosen, lab.sandbox, lab.root, model.serve, calls, cut)
     finally:
         model.close()
 
@@ -106,6 +113,26 @@ async def test_harness_timeout_is_graded_as_it_stands(lab: Any, scripted: Any, l
     task = lab.task(toml="[agent]\ntimeout_sec = 0.5\n")
     result = await execute(lab, scripted([]), harness, CallReport(1), task=task)
     assert (result.reason, result.reward) == ("harness_timeout", 1.0)
+
+
+async def test_what_is_cut_is_graded_as_it_stands(lab: Any, scripted: Any, live: Any) -> None:
+    cut = asyncio.Event()
+    model = scripted(["echo hello > out.txt", "sleep 1234"])
+    work = asyncio.ensure_future(execute(lab, model, cut=cut))
+    while len(model.requests) < 2:  # the second one says that the first command was run
+        await asyncio.sleep(0.01)
+    cut.set()
+    result = await work
+    assert (result.outcome, result.reason, result.reward) == ("graded", "interrupted", 1.0)
+    assert result.interrupted
+    assert live("sleep 1234") == []
+
+
+async def test_what_is_cut_before_its_first_call_is_tried_again(lab: Any, scripted: Any) -> None:
+    cut = asyncio.Event()
+    cut.set()
+    result = await execute(lab, scripted([]), Command("sleep 1234"), CallReport(0), cut=cut)
+    assert (result.outcome, result.reason, result.interrupted) == ("retry", "interrupted", True)
 
 
 async def test_overall_timeout_is_excluded(lab: Any, scripted: Any) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from gyre.executions.grading import FAILED, GRADED, TIMED_OUT, Grade, NoReward, grade, grade_with_retries, read_reward
+from gyre.executions.grading import FAILED, GRADED, TIMED_OUT, Grade, grade, grade_with_retries
+from gyre.executions.rewards import NoReward, read_reward
 
 
 @pytest.mark.parametrize(

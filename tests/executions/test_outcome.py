@@ -33,6 +33,9 @@ FINISHED = ExitStatus(code=0)
         ({}, NO_REWARD, Verdict("excluded", "grader_failed")),
         ({}, LATE, Verdict("excluded", "grader_timeout")),
         ({}, None, Verdict("excluded", "grader_failed")),
+        ({"interrupted": True, "exit": ExitStatus()}, GOOD, Verdict("graded", "interrupted", 0.75)),
+        ({"interrupted": True, "exit": ExitStatus()}, NO_REWARD, Verdict("retry", "interrupted")),
+        ({"interrupted": True, "exit": ExitStatus(), "model_calls": 0}, None, Verdict("retry", "interrupted")),
         ({"image_error": "no image"}, None, Verdict("excluded", "image_unavailable")),
     ],
 )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
@@ -141,6 +142,7 @@ class _At:
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
         engine = self.engine
+        request = msgspec.structs.replace(request, input_ids=list(request.input_ids))
         engine.requests.append(request)
         engine.routes.append(self.route)
         engine.started.set()

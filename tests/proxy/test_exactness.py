@@ -47,12 +47,14 @@ class Harness:
     async def call(self) -> None:
         rows = len(self.world.sink.rows)
         body = json.dumps({"messages": self.history}).encode()
-        request = CHAT.read(body)
         capture = self.world.capture
+        request = CHAT.read(body, capture.histories)
+        # Reading on from earlier requests gives what reading anew gives.
+        assert request == CHAT.read(body)
         walk = (request.conversation, "main", capture._turns, self.world.rules)
         # Going on from the last walk finds what a walk from the start finds.
         assert match(*walk, capture._trails) == match(*walk, Trails())
-        call = self.world.capture.begin(request, body, {})
+        call = self.world.capture.begin(request, {})
         reply = await call.reply
         self.world.capture.settle(call, True)
         (row,) = self.world.sink.rows[rows:]

@@ -87,7 +87,7 @@ def test_layouts_without_gpus() -> None:
     )
     load(*cpu, "cells.nodes_per_cell=2")
     refused("cells.nodes_per_cell", "2 ranks", *cpu, "cells.nodes_per_cell=3")
-    refused("rollout.tensor_parallel", "without GPUs", *cpu, "cells.nodes_per_cell=1", "rollout.tensor_parallel=2")
+    load(*cpu, "cells.nodes_per_cell=1", "rollout.tensor_parallel=2")
 
 
 def test_rollout_layout() -> None:
@@ -95,6 +95,9 @@ def test_rollout_layout() -> None:
     load("rollout.tensor_parallel=16")
     refused("rollout.tensor_parallel", "does not divide a cell's 32 GPUs", "rollout.tensor_parallel=24")
     refused("rollout.tensor_parallel", "reference engine", "rollout.engine=reference")
+    load("rollout.tensor_parallel=4", "rollout.data_parallel=2", "rollout.expert_parallel=4")
+    refused("rollout.data_parallel", "3 does not divide", "rollout.tensor_parallel=4", "rollout.data_parallel=3")
+    refused("rollout.expert_parallel", "8 does not divide", "rollout.tensor_parallel=4", "rollout.expert_parallel=8")
 
 
 def test_one_source_of_the_model() -> None:

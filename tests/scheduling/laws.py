@@ -45,7 +45,8 @@ class Laws:
         for dispatch in event.executions:
             execution = state.executions[dispatch.execution]
             assert not execution.terminal(), f"{dispatch} is dispatched again, and it has ended"
-            assert dispatch.attempt == execution.last() + 1 <= self.settings.attempts
+            assert dispatch.attempt == execution.last() + 1
+            assert sum(a.finished is not None for a in execution.attempts.values()) < self.settings.attempts
         running = sum(
             1
             for name in state.open

@@ -256,6 +256,7 @@ class CellProc(Proc):
             ev.MergeOrdered: self._merge,
             ev.FenceOrdered: self._fence,
             ev.CommitOrdered: self._commit,
+            ev.CheckpointOrdered: self._checkpoint,
         }[type(order)]
         yield from do(order)
 
@@ -415,6 +416,12 @@ class CellProc(Proc):
             )
         )
         self._retire(order.step)
+
+    def _checkpoint(self, order: ev.CheckpointOrdered) -> Pause:
+        if order.step == max(self.mine, default=0):
+            yield self.sim.draw(0.2, 1.0)
+            self.sim.checkpoints.append((order.lineage, order.step))
+            self.say(ev.Checkpointed(lineage=order.lineage, step=order.step))
 
     def _retire(self, step: int) -> None:
         """gyre/processes/leases.py on what this process has read."""

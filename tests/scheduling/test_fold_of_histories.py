@@ -84,10 +84,7 @@ def test_reading_twice_changes_nothing(seed: int) -> None:
     rng = random.Random(seed)
     whole = fold_all(lines)
     start = rng.randrange(len(lines))
-    again = [*lines[: start + 1], *lines[:start], *lines]
-    state = RunState()
-    for line in again:
-        fold(state, line)
+    state = _incremental([*lines[: start + 1], *lines[:start], *lines])
     assert state == whole
     assert not any(fold(state, line) for line in lines)
 
@@ -127,15 +124,19 @@ def test_lines_beyond_a_cut_never_count(seed: int) -> None:
 def test_incremental_with_refolds_is_fold_all(seed: int) -> None:
     _, lines = lawful(seed)
     whole = fold_all(lines)
-    order = interleave(lines, random.Random(seed), whole.cuts)
+    assert _incremental(interleave(lines, random.Random(seed), whole.cuts)) == whole
+
+
+def _incremental(lines: list[Line]) -> RunState:
+    """Line by line, as a reader does it: from the start again whenever a cut comes late."""
     state, read = RunState(), []
-    for line in order:
+    for line in lines:
         read.append(line)
         try:
             fold(state, line)
         except LateCut:
             state = _refold(afresh(state), read)
-    assert state == whole
+    return state
 
 
 def _refold(state: RunState, read: list[Line]) -> RunState:

@@ -119,16 +119,34 @@ def test_a_lost_core_redoes_exactly_the_steps_after_its_checkpoint() -> None:
     assert redone > 0
 
 
-def test_cancel_ends_the_run_wherever_it_is() -> None:
+@pytest.mark.parametrize("kill", [0.0, 0.03])
+def test_cancel_ends_the_run_wherever_it_is(kill: float) -> None:
+    """Saved are then all steps that a living core has committed: it is ended only after that."""
+    saved = 0
     for seed in range(20):
-        sim = Sim(make(2, steps=12), seed)
+        sim = Sim(make(2, steps=12, checkpoint_every=100), seed, Faults(kill=kill, budget=3, only=("cell-0",)))
         sim.at(3.0 * seed, lambda sim=sim: _cancel(sim))
         state = sim.run()
         assert state.ended == ev.RunEnded(state="cancelled", reason="gyre cancel")
         assert state.stopped == "cancelled"
+        reign = state.reign()
+        if reign is not None and reign.committed and state.incarnation("cell-0") == reign.incarnation:
+            assert reign.committed[reign.step()].checkpointed or sim.notes.get("killed cell", 0)
+            saved += reign.committed[reign.step()].checkpointed
+    assert saved > 2
 
 
-def _cancel(sim: Sim) -> None:
+def test_cancel_now_saves_nothing() -> None:
+    sim = Sim(make(2, steps=12, checkpoint_every=100), 1)
+    sim.at(40.0, lambda: _cancel(sim, now=True))
+    state = sim.run()
+    assert state.ended is not None
+    reign = state.reign()
+    assert reign is not None
+    assert not any(commit.checkpointed for commit in reign.committed.values())
+
+
+def _cancel(sim: Sim, now: bool = False) -> None:
     from .world import Proc
 
-    sim.append(Proc(sim, "control", 1), ev.CancelRequested())
+    sim.append(Proc(sim, "control", 1), ev.CancelRequested(now=now))

@@ -18,6 +18,7 @@ from gyre.ledger.fold import LateCut, afresh, fold, fold_all
 from gyre.ledger.state import RunState
 from gyre.ledger.tail import Line
 from gyre.scheduling.decide import decide
+from gyre.scheduling.decider import Decider
 from gyre.scheduling.facts import World
 from gyre.scheduling.settings import Settings
 
@@ -264,6 +265,7 @@ class SchedulerProc(Proc):
 
     def start(self) -> None:
         self.state = fold_all(self.sim.lines)
+        self.decider = Decider(self.state, self.sim.settings)
         self.news = False
         self.waiting_since: dict[str, tuple[object, float]] = {}
         seen = self.state.seen.get(self.name, {})
@@ -289,12 +291,15 @@ class SchedulerProc(Proc):
     def think(self) -> None:
         self.news = False
         inbox, self.inbox = self.inbox, []
-        for line in inbox:
-            fold(self.state, line)
+        for line in [line for line in inbox if fold(self.state, line)]:
+            self.decider.folded(line.writer, line.event)
         dead = self.sim.dead()
         for _ in range(MAX_ORDERS):
             world = World(self.state, self.sim.settings, dead, self._waiting())
-            orders = decide(world)
+            self.decider.look(dead, world.waiting)
+            orders = self.decider.decide()
+            if orders != decide(world):
+                raise Violation(f"the decider says {orders}, and decide {decide(world)}")
             if not orders:
                 self.sim.calm(self.sim, world)
                 return
@@ -308,6 +313,7 @@ class SchedulerProc(Proc):
         self.sim.watch(self.sim, self.state, event)
         n = self.say(event)
         fold(self.state, Line(self.name, self.incarnation, n, self.sim.now + 1.0, event))
+        self.decider.folded(self.name, event)
 
     def _waiting(self) -> dict[str, float]:
         for cell in self.sim.settings.cells:

@@ -148,6 +148,24 @@ def test_an_excluded_execution_trains_nothing_and_a_group_with_too_few_is_void()
     assert bound(workload, Half()).seconds <= done.seconds
 
 
+@pytest.mark.parametrize("turns", [0, 60])
+@pytest.mark.parametrize("mode", ["elastic", "colocate", "async"])
+def test_a_preempted_job_starts_its_open_executions_anew(mode: str, turns: int) -> None:
+    usual = tiny(f"turns.seconds={turns}")
+    workload = tiny(f"turns.seconds={turns}", "failures.preemption=1500", "failures.requeue=300")
+    attempts = 0
+    for seed in range(4):
+        done = Simulation(workload, Drawn(workload, seed), Plan(mode), seed=seed, keep=True).run()
+        ended = Counter(line.event.execution for line in done.lines or [] if isinstance(line.event, ev.Finished))
+        assert set(ended) == set(done.state.executions) and set(ended.values()) == {1}
+        most = max(len(execution.attempts) for execution in done.state.executions.values())
+        assert most <= 1 + done.preemptions
+        attempts = max(attempts, most)
+        undisturbed = Simulation(usual, Drawn(usual, seed), Plan(mode), seed=seed).run()
+        assert done.preemptions == 0 or done.seconds > undisturbed.seconds
+    assert attempts > 1
+
+
 def test_strict_order_is_slower_than_completion_order() -> None:
     workload = tiny("schedule.lead_steps=2", "steps=8")
     strict = tiny("schedule.lead_steps=2", "steps=8", "schedule.max_overtake=0")

@@ -7,8 +7,8 @@ from typing import Any
 
 from gyre.ledger import events as ev
 from gyre.scheduling.decide import decide
+from gyre.scheduling.decider import Decider
 from gyre.scheduling.facts import World
-from gyre.simulate.index import Decider
 from gyre.simulate.jobs import Job
 from gyre.simulate.simulation import Plan, Simulation
 from gyre.simulate.workload import Workload, workload_of

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import ROOT, Cluster, Submitted
+from tests.slurm.cluster import Cluster, Submitted
+from tests.tasks import graded_at_random
 
 
 @pytest.fixture(scope="session")
@@ -35,13 +36,14 @@ def cluster() -> Iterator[Cluster]:
 def submitted(cluster: Cluster, tmp_path: Path, cache: Path) -> Iterator[Callable[..., Submitted]]:
     """Prepares runs (`.submit()` submits one); afterwards nothing runs, and every node is up."""
     count = 0
+    tasks = graded_at_random(tmp_path / "tasks")
 
-    def make(*settings: str, recipe: str = "recipes/short.toml") -> Submitted:
+    def make(*settings: str) -> Submitted:
         nonlocal count
         count += 1
         home = tmp_path / f"runs-{count}"
         home.mkdir()
-        return Submitted(cluster, home, cache, ROOT / recipe, *settings)
+        return Submitted(cluster, home, cache, tasks, *settings)
 
     yield make
     cluster.heal()

@@ -8,14 +8,11 @@ import psutil
 import pytest
 
 from gyre.views.runs import OpenRun
-from tests.slurm.cluster import Cluster, Submitted, wait
+from tests.slurm.cluster import ENDLESS, Cluster, Submitted, wait
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 Make = Callable[..., Submitted]
-STEPS = 4
-MANY = 24
-"""So that the run still goes on when Slurm has noticed the loss of a node."""
 
 
 def host(run: OpenRun, name: str) -> str:
@@ -24,92 +21,50 @@ def host(run: OpenRun, name: str) -> str:
     return opened[max(opened)].host
 
 
-def finished(run: Submitted, steps: int = STEPS) -> None:
-    """It ended well: every step is there once, and the audit finds no breach."""
-    status = run.wait_for_state("finished", "failed", "cancelled")
-    assert status["state"] == "finished", run.explain()
-    assert [step["step"] for step in status["steps"]] == list(range(1, steps + 1))
-    run.verify()
-
-
-def test_the_signal_before_the_end_stops_the_run_and_it_goes_on_in_the_same_job(
-    cluster: Cluster, submitted: Make
-) -> None:
-    run = submitted(f"train.steps={STEPS}").submit()
-    run.wait_for_step(1)
+def test_a_job_that_goes_back_into_the_queue_goes_on(cluster: Cluster, submitted: Make) -> None:
+    """By `scontrol requeue`, by the signal before its end, and after the loss of its batch node."""
+    run = submitted(ENDLESS, "train.checkpoint_every=100000", "tasks.interrupted=grade")
+    run.submit()
     job_id = run.job_id
+    run.wait_for_step()
+
+    cluster.slurm("scontrol", "requeue", job_id)
+    run.wait_for_attempt(2)
+    done = run.wait_for_step()
+
     cluster.slurm("scancel", "--batch", "--signal=USR2", job_id)
-    finished(run)
-    opened = run.opened
-    assert opened.job.job_ids == [job_id]
-    assert opened.job.attempt == 2
-    assert len(opened.state.opened["scheduler"]) == 2
+    run.wait_for_attempt(3)
+    opened = run.wait_for(lambda opened: len(opened.state.lineages) >= 3, "lineage 3 opens")
+    first, second, third = (opened.state.lineages[number].opened.step for number in (1, 2, 3))
+    assert (first, second) == (0, 0), "nothing was saved before the requeue"
+    assert third >= done, "the signal before the end lost a step"
+    run.wait_for_step()
 
-
-def test_a_requeue_without_warning_resumes(cluster: Cluster, submitted: Make) -> None:
-    run = submitted(f"train.steps={STEPS}").submit()
-    run.wait_for_step(1)
-    graded = run.opened.state.tally.graded
-    cluster.slurm("scontrol", "requeue", run.job_id)
-    finished(run)
-    opened = run.opened
-    assert opened.job.attempt == 2
-    assert opened.state.tally.graded == STEPS * 8 >= graded
-
-
-def test_the_loss_of_the_batch_node_requeues_the_job(cluster: Cluster, submitted: Make) -> None:
-    run = submitted(f"train.steps={STEPS}").submit()
-    run.wait_for_step(1)
     cluster.call("kill", "cpu1")
-    wait(lambda: bool(list(run.opened.run.launch.glob("rescue-*"))), "a cell's guard rescues the job", 60, run.explain)
-    assert next(run.opened.run.launch.glob("rescue-*")).read_text() == "cell-0 on gpu1\n"
-    wait(lambda: run.status()["state"] == "pending", "the job is in the queue", 60, run.explain)
+    wait(lambda: bool(list(opened.run.launch.glob("rescue-*"))), "a cell's guard rescues the job", run.explain)
+    assert next(opened.run.launch.glob("rescue-*")).read_text() == "cell-0 on gpu1\n"
+    wait(lambda: run.status()["state"] == "pending", "the job is in the queue", run.explain)
     cluster.call("start", "cpu1")
-    finished(run)
+    opened = run.wait_for_attempt(4)
+    run.wait_for_step()
+    run.cancel()
+    assert opened.job.job_ids == [job_id]
+    assert run.opened.job.attempt == 4
 
 
-@pytest.mark.parametrize("node", ["gpu1", "gpu2"])
-def test_the_loss_of_a_cells_node_leaves_the_others_going(cluster: Cluster, submitted: Make, node: str) -> None:
-    """The core moves to the node that is left; the satellite gets another node, in a job of its own."""
-    run = submitted(f"train.steps={MANY}").submit()
-    run.wait_for_step(1)
-    cluster.call("kill", node)
-    opened = run.wait_for(lambda run: host(run, "cell-1") in ("gpu3", "gpu4"), "cell-1 has another node")
-    assert host(opened, "cell-0") == ("gpu2" if node == "gpu1" else "gpu1")
-    finished(run, MANY)
-    assert run.opened.job.attempt == 1
-
-
-def test_a_workers_node_that_comes_back_has_its_worker_again(cluster: Cluster, submitted: Make) -> None:
-    run = submitted(f"train.steps={MANY}", 'slurm.cpu.extra=["--exclusive"]').submit()
-    run.wait_for_step(1)
-    cluster.call("kill", "cpu2")
-    guest = run.opened.run.launch / "guest-worker-1"
-    wait(guest.exists, "worker-1 waits for a node in a job of its own", 120, run.explain)
-    before = max(run.opened.state.opened["worker-1"])
-    cluster.call("start", "cpu2")
-    run.wait_for(lambda opened: max(opened.state.opened["worker-1"]) > before, "worker-1 is back")
-    assert host(run.opened, "worker-1") == "cpu2"
-    finished(run, MANY)
-
-
-def test_a_step_that_is_cancelled_starts_again(cluster: Cluster, submitted: Make) -> None:
-    run = submitted(f"train.steps={STEPS}").submit()
-    run.wait_for_step(1)
+def test_a_step_that_ends_starts_again_in_its_place(cluster: Cluster, submitted: Make) -> None:
+    """Cancelled by Slurm, or its guard killed, which cannot say a word then: the step counts as lost."""
+    run = submitted(ENDLESS)
+    run.submit()
+    run.wait_for_step()
     steps = dict(line.split("|") for line in cluster.slurm("squeue", "-h", "-s", "-o", "%j|%i").splitlines())
-    cluster.slurm("scancel", steps["cell-0"])
-    run.wait_for(lambda opened: len(opened.state.opened["cell-0"]) >= 2, "cell-0 starts again")
-    finished(run)
-
-
-@pytest.mark.parametrize("name", ["processor", "scheduler", "worker-1", "cell-1"])
-def test_a_step_whose_guard_is_killed_starts_again(submitted: Make, name: str) -> None:
-    """The guard cannot say a word then: the step counts as lost, whatever status srun ends with."""
-    run = submitted(f"train.steps={STEPS}").submit()
-    run.wait_for_step(1)
-    guard(run, name).kill()
-    run.wait_for(lambda opened: len(opened.state.opened[name]) >= 2, f"{name} starts again")
-    finished(run)
+    run.wait_for_restart("cell-0", lambda: cluster.slurm("scancel", steps["cell-0"]))
+    run.wait_for_step()
+    for name in ("processor", "scheduler", "worker-1", "cell-1"):
+        run.wait_for_restart(name, guard(run, name).kill)
+    run.wait_for_step(2)
+    run.cancel()
+    assert run.opened.job.attempt == 1
 
 
 def guard(run: Submitted, name: str) -> psutil.Process:
@@ -124,23 +79,37 @@ def guard(run: Submitted, name: str) -> psutil.Process:
     return found[0]
 
 
+def test_the_loss_of_nodes_leaves_the_others_going(cluster: Cluster, submitted: Make) -> None:
+    """The core moves to the satellite's node; worker and satellite get other nodes, in jobs of their own."""
+    run = submitted(ENDLESS, 'slurm.cpu.extra=["--exclusive"]')
+    run.submit()
+    run.wait_for_step()
+    cluster.call("kill", "gpu1")
+    cluster.call("kill", "cpu2")
+    opened = run.wait_for(lambda run: host(run, "cell-1") in ("gpu3", "gpu4"), "cell-1 has another node")
+    assert host(opened, "cell-0") == "gpu2"
+    guest = opened.run.launch / "guest-worker-1"
+    wait(guest.exists, "worker-1 waits for a node in a job of its own", run.explain)
+    run.wait_for_step()
+    run.wait_for_restart("worker-1", lambda: cluster.call("start", "cpu2"))
+    assert host(run.opened, "worker-1") == "cpu2"
+    run.wait_for_step()
+    run.cancel()
+    assert run.opened.job.attempt == 1
+
+
 def test_cells_of_another_job_join_and_may_go_at_any_time(cluster: Cluster, submitted: Make) -> None:
-    run = submitted(f"train.steps={MANY}").submit()
-    run.wait_for_step(1)
-    said = run.gyre("join", "--cells", "1", "--partition", "spot")
-    guest = said.split()[-1]
-    run.wait_for(lambda opened: any(c.training[0] for c in opened.state.cells.get("cell-2", {}).values()), "it trains")
+    run = submitted(ENDLESS)
+    run.submit()
+    run.wait_for_step()
+    guest = run.gyre("join", "--cells", "1", "--partition", "spot").split()[-1]
+    trains = run.wait_for(lambda o: any(c.training[0] for c in o.state.cells.get("cell-2", {}).values()), "it trains")
+    preempting = ["-p", "gpu", "-w", host(trains, "cell-2"), "--exclusive", "--output=/dev/null", "--wrap", "sleep 1"]
+    run.wait_for_restart("cell-2", lambda: cluster.slurm("sbatch", *preempting))
     cluster.slurm("scancel", guest)
-    finished(run, MANY)
+    cluster.call("kill", "gpu2")
+    run.wait_for(lambda opened: host(opened, "cell-1") in ("gpu3", "gpu4"), "the satellite has another node")
+    run.wait_for_step(2)
+    run.cancel()
+    assert run.opened.job.attempt == 1
     assert "cell-2" in {cell["name"] for cell in run.status()["cells"]}
-
-
-def test_guests_that_are_preempted_come_back(cluster: Cluster, submitted: Make) -> None:
-    run = submitted(f"train.steps={MANY}").submit()
-    run.wait_for_step(1)
-    run.gyre("join", "--cells", "1", "--partition", "spot")
-    opened = run.wait_for(lambda opened: "cell-2" in opened.state.opened, "it has joined")
-    node = host(opened, "cell-2")
-    cluster.slurm("sbatch", "-p", "gpu", "-w", node, "--exclusive", "--output=/dev/null", "--wrap", "sleep 1")
-    run.wait_for(lambda opened: len(opened.state.opened["cell-2"]) >= 2, "it has joined again")
-    finished(run, MANY)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from gyre.errors import UserError
 from gyre.launch.slurm_script import Program, render
+from gyre.launch.slurm_steps import guard, program, srun
 from gyre.recipe.load import load_recipe
 from gyre.recipe.schema import Recipe
 
@@ -66,6 +68,7 @@ def test_every_setting_of_a_site_is_in_the_script() -> None:
             'slurm.cpu={partition="cpu", nodes=3, time="1-00:00:00", mem="0", constraint="avx512&ib"}',
             'slurm.gpu={partition="h200", time="12:00:00", extra=["--exclusive", "--switches=1"]}',
             'slurm.prologue=["module load cuda"]',
+            'slurm.container=["apptainer", "exec", "--nv", "/shared/my gyre.sif"]',
             "cells.gpus_per_node=8",
             "train.data_parallel=8",
         ),
@@ -87,6 +90,7 @@ def test_every_setting_of_a_site_is_in_the_script() -> None:
         assert set(options) >= {"--account=lab", "--qos=high", "--reservation=may", "--no-kill"}
     lines = script.splitlines()
     assert lines.index("module load cuda") < next(i for i, line in enumerate(lines) if line.startswith("exec "))
+    assert "exec apptainer exec --nv '/shared/my gyre.sif' /env/bin/python -m gyre.launch.slurm_job" in script
 
 
 def test_gres_of_the_site_comes_before_the_default() -> None:
@@ -109,3 +113,13 @@ def test_a_path_with_a_space_stays_one_word() -> None:
 def test_what_cannot_be_placed_is_refused_by_its_key(setting: str, key: str) -> None:
     with pytest.raises(UserError, match=key):
         render(recipe(setting), PROGRAM)
+
+
+def test_each_step_runs_in_the_container_and_its_process_in_the_same() -> None:
+    container = ["apptainer", "exec", "image.sif"]
+    argv = program(Path("/runs/r"), "cell-1")
+    made = srun("cell-1", "gpu2", guard(container, Path("/runs/r"), "cell-1", Path("/log"), ["cpu1"], argv, 1), 1)
+    assert made[0] == "srun"
+    assert made[made.index("apptainer") :][:4] == [*container, sys.executable]
+    assert made[made.index("--") + 1 :] == argv
+    assert "apptainer" not in argv

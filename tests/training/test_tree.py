@@ -15,6 +15,7 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
 from gyre.ledger.microsteps import MicroStep
+from gyre.ledger.training_stats import differences
 from gyre.objective.surrogate import OBJECTIVES
 from gyre.training import block_attention
 from gyre.training.attention import Packing, SegmentAttention
@@ -53,7 +54,9 @@ def test_a_samples_ratio_is_over_its_own_targets_though_its_prefix_is_shared(mak
     trainer = make_trainer(clip=(0.05, 0.05))
     counts, ratios = {}, {}
     for packing, microsteps in executions().items():
-        stats = [trainer.train_microstep(MicroStepBatch.of(each)) for each in microsteps]
+        stats = [trainer.train_microstep(MicroStepBatch.of(each, (1, 0))) for each in microsteps]
+        assert all(isinstance(value, int | float) for s in stats for value in s.row().values())
+        assert sum(d.units for s in stats for d in differences(s.row())) == 10
         counts[packing] = (sum(s.units for s in stats), sum(s.clipped for s in stats))
         extremes = (min(s.ratio_min for s in stats), max(s.ratio_max for s in stats))
         ratios[packing] = (*extremes, sum(s.ratio_mean * s.units for s in stats))

@@ -6,7 +6,6 @@ renamed) and is never written again; no package's install scripts run on the hos
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from msgspec import Struct
 
 from gyre.errors import UserError
 from gyre.executions.sandbox import Bind
+from gyre.ledger.layout import cache_home
 
 INSIDE = "/run/gyre/harness"
 """Where a harness's folder is seen inside a sandbox."""
@@ -42,17 +42,9 @@ PACKAGES = {
 }
 
 
-def cache_folder() -> Path:
-    """$GYRE_CACHE, else gyre's folder in the user's cache."""
-    given = os.environ.get("GYRE_CACHE")
-    if given:
-        return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gyre"
-
-
 def installed(name: str, cache: Path | None = None) -> list[str]:
     """The installed versions of a harness, the newest last."""
-    folder = (cache or cache_folder()) / "harnesses" / name
+    folder = (cache or cache_home()) / "harnesses" / name
     found = [entry.name for entry in folder.iterdir() if entry.name[0] != "."] if folder.is_dir() else []
     return sorted(found, key=_version_key)
 
@@ -66,7 +58,7 @@ def folder_of(name: str, version: str, cache: Path | None = None) -> tuple[str, 
         raise UserError(
             f"harness.version: {name} {missing} is not installed; run `gyre harness install {name}@{missing}`"
         )
-    return wanted, (cache or cache_folder()) / "harnesses" / name / wanted
+    return wanted, (cache or cache_home()) / "harnesses" / name / wanted
 
 
 def bound(folder: Path) -> tuple[Bind, ...]:
@@ -86,7 +78,7 @@ def install(spec: str, cache: Path | None = None, run: Run | None = None) -> Pat
     version = version or package.tested[0]
     if not version.replace(".", "").replace("-", "").isalnum():
         raise UserError(f"{version!r} is not a version, such as {package.tested[0]}")
-    target = (cache or cache_folder()) / "harnesses" / name / version
+    target = (cache or cache_home()) / "harnesses" / name / version
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,7 @@ import msgspec
 
 from gyre.proxy.dialects.chat_request import read
 from gyre.proxy.exchange import Kind, Opening, Refusal, Reply, Request
+from gyre.proxy.histories import Histories
 
 ERRORS: dict[Kind, tuple[int, str, str | None]] = {
     "invalid": (400, "invalid_request_error", None),
@@ -33,8 +34,8 @@ class Chat:
     paths: tuple[str, ...] = ("/v1/chat/completions", "/chat/completions")
     counting: tuple[str, ...] = ()
 
-    def read(self, body: bytes) -> Request:
-        return read(body)
+    def read(self, body: bytes, histories: Histories | None = None) -> Request:
+        return read(body, histories or Histories())
 
     def write(self, request: Request, reply: Reply) -> bytes:
         message: dict[str, Any] = {"role": "assistant", "content": reply.text or None, "refusal": None}

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from gyre.proxy.conversation import Conversation, Message, Tool, ToolCall
-from gyre.proxy.dialects.reading import in_call_order, json_object, optional
+from gyre.proxy.dialects.reading import optional
 from gyre.proxy.exchange import Refusal, Request
+from gyre.proxy.histories import Histories, Reader, decoded, identity, split
 
 _ASKED = (
     "temperature",
@@ -38,29 +39,37 @@ _NOT_SERVED = (
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
-def read(body: bytes) -> Request:
+def read(body: bytes, histories: Histories) -> Request:
     """Raises Refusal."""
-    value = json_object(body)
+    fields, given = split(body, "messages")
+    value = decoded(fields, ("messages", "tools"))
     _refuse_unserved(value)
-    listed = value.get("messages")
-    if not isinstance(listed, list) or not listed:
+    if not given:
         raise Refusal("invalid", "messages: a list with at least one message is needed")
-    messages = [_message(message, f"messages[{index}]") for index, message in enumerate(listed)]
-    system = messages.pop(0).text if messages[0].role == "system" else None
+    messages, _, digest = histories.read("messages", given, _Reader())
+    system = None
+    if messages[0].role == "system":
+        system, messages = messages[0].text, messages[1:]
     if not messages:
         raise Refusal("invalid", "messages: only a system message")
-    tools = () if value.get("tool_choice") == "none" else _tools(value.get("tools"))
+    tools = () if value.get("tool_choice") == "none" else histories.once(fields, "tools", _tools)
     stream = optional(value, "stream", bool, False)
     options: dict[str, Any] = optional(value, "stream_options", dict, {})
     return Request(
-        conversation=Conversation(system=system, tools=tools, messages=in_call_order(messages)),
+        conversation=Conversation(system=system, tools=tools, messages=messages),
         model=optional(value, "model", str, ""),
         max_tokens=_max_tokens(value),
         stops=_stops(value.get("stop")),
         stream=stream,
         usage_in_stream=stream and bool(options.get("include_usage")),
         asked={name: value[name] for name in _ASKED if value.get(name) is not None},
+        identity=identity(fields, digest, ("messages",)),
     )
+
+
+class _Reader(Reader):
+    def read(self, item: dict[str, Any], index: int) -> None:
+        self.messages.append(_message(item, f"messages[{index}]"))
 
 
 def _refuse_unserved(value: dict[str, Any]) -> None:
@@ -78,9 +87,7 @@ def _refuse_unserved(value: dict[str, Any]) -> None:
         raise Refusal("unsupported", "tool_choice: only auto and none are served")
 
 
-def _message(value: Any, where: str) -> Message:
-    if not isinstance(value, dict):
-        raise Refusal("invalid", f"{where}: not an object")
+def _message(value: dict[str, Any], where: str) -> Message:
     given = value.get("role")
     role = _ROLES.get(given) if isinstance(given, str) else None
     if role is None:

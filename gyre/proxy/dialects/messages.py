@@ -14,6 +14,7 @@ import msgspec
 
 from gyre.proxy.dialects.messages_request import read
 from gyre.proxy.exchange import Kind, Opening, Refusal, Reply, Request
+from gyre.proxy.histories import Histories
 
 _ERRORS: dict[Kind, tuple[int, str]] = {
     "invalid": (400, "invalid_request_error"),
@@ -34,8 +35,8 @@ class Messages:
     paths: tuple[str, ...] = ("/v1/messages",)
     counting: tuple[str, ...] = ("/v1/messages/count_tokens",)
 
-    def read(self, body: bytes) -> Request:
-        return read(body)
+    def read(self, body: bytes, histories: Histories | None = None) -> Request:
+        return read(body, histories or Histories())
 
     def write(self, request: Request, reply: Reply) -> bytes:
         message = _message(reply.id, reply.model, _usage(reply))

@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 
 from gyre.proxy.conversation import Conversation, Message, Tool, ToolCall
-from gyre.proxy.dialects.reading import in_call_order, json_object, listed, optional, positive
+from gyre.proxy.dialects.reading import listed, optional, positive
 from gyre.proxy.exchange import Hints, Refusal, Request
+from gyre.proxy.histories import Histories, Reader, decoded, identity, split
 
 _ASKED = ("temperature", "top_p", "top_k", "thinking", "output_config", "output_format", "service_tier", "speed")
 _NOT_SERVED = ("mcp_servers", "container")
@@ -21,24 +22,21 @@ _SERVER_TOOLS = ("web_search_", "web_fetch_")
 """Types of tools that run at Anthropic: they are not rendered, since nobody would run them here."""
 
 
-def read(body: bytes) -> Request:
+def read(body: bytes, histories: Histories) -> Request:
     """Raises Refusal."""
-    value = json_object(body)
+    fields, given = split(body, "messages")
+    value = decoded(fields, ("messages", "tools"))
     for name in _NOT_SERVED:
         if value.get(name):
             raise Refusal("unsupported", f"{name}: not served here")
-    given = listed(value, "messages")
     if not given:
         raise Refusal("invalid", "messages: at least one message is required")
-    messages: list[Message] = []
-    users: list[tuple[str, ...]] = []
-    for index, message in enumerate(given):
-        _read_message(message, f"messages.{index}.", messages, users)
-    tools, server_tools = _tools(listed(value, "tools"))
+    messages, users, digest = histories.read("messages", given, _Reader())
+    tools, server_tools = histories.once(fields, "tools", _tools)
     if _choice(value, bool(tools)) == "none":
         tools = ()
     return Request(
-        conversation=Conversation(system=_system(value), tools=tools, messages=in_call_order(messages)),
+        conversation=Conversation(system=_system(value), tools=tools, messages=messages),
         model=optional(value, "model", str, ""),
         max_tokens=positive(value, "max_tokens"),
         stops=_stops(value),
@@ -51,7 +49,13 @@ def read(body: bytes) -> Request:
             structured=_structured(value),
             session=_session(value),
         ),
+        identity=identity(fields, digest, ("messages",)),
     )
+
+
+class _Reader(Reader):
+    def read(self, item: dict[str, Any], index: int) -> None:
+        _read_message(item, f"messages.{index}.", self.messages, self.users)
 
 
 def _read_message(value: dict[str, Any], where: str, messages: list[Message], users: list[tuple[str, ...]]) -> None:
@@ -149,9 +153,9 @@ def _system(value: dict[str, Any]) -> str | None:
     return "\n".join(kept) if kept else None
 
 
-def _tools(given: list[dict[str, Any]]) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
+def _tools(given: Any) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
     tools, server = [], []
-    for index, tool in enumerate(given):
+    for index, tool in enumerate(listed({"tools": given}, "tools")):
         where = f"tools.{index}."
         kind = optional(tool, "type", str, "custom", where)
         if kind.startswith(_SERVER_TOOLS):

@@ -16,6 +16,7 @@ from gyre.proxy.conversation import ToolCall
 from gyre.proxy.dialects.chat import ERRORS, error_body
 from gyre.proxy.dialects.responses_request import CUSTOM, read
 from gyre.proxy.exchange import Opening, Refusal, Reply, Request
+from gyre.proxy.histories import Histories
 
 
 class Responses:
@@ -24,8 +25,8 @@ class Responses:
     paths: tuple[str, ...] = ("/v1/responses", "/responses")
     counting: tuple[str, ...] = ()
 
-    def read(self, body: bytes) -> Request:
-        return read(body)
+    def read(self, body: bytes, histories: Histories | None = None) -> Request:
+        return read(body, histories or Histories())
 
     def write(self, request: Request, reply: Reply) -> bytes:
         return msgspec.json.encode(_whole(request, reply))

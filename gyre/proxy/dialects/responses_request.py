@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 
 from gyre.proxy.conversation import Conversation, Message, Tool, ToolCall
-from gyre.proxy.dialects.reading import in_call_order, json_object, listed, optional, positive
+from gyre.proxy.dialects.reading import listed, optional, positive
 from gyre.proxy.exchange import Hints, Refusal, Request
+from gyre.proxy.histories import Histories, Reader, decoded, identity, split
 
 _ASKED = ("temperature", "top_p", "reasoning", "parallel_tool_calls", "service_tier", "truncation", "verbosity")
 _NOT_SERVED = ("previous_response_id", "conversation", "background", "prompt", "top_logprobs")
@@ -27,38 +28,33 @@ _FREEFORM = {"type": "object", "properties": {"input": {"type": "string"}}, "req
 """What a tool that takes free text looks like to the model: a function of one text."""
 
 
-def read(body: bytes) -> Request:
+def read(body: bytes, histories: Histories) -> Request:
     """Raises Refusal."""
-    value = json_object(body)
+    fields, items = split(body, "input", _of_text)
+    value = decoded(fields, ("input", "tools"))
     _refuse_unserved(value)
-    tools, server_tools, spoken = _tools(listed(value, "tools"))
+    tools, server_tools, spoken = histories.once(fields, "tools", _all_tools)
     if value.get("tool_choice") == "none":
         tools = ()
-    given = value.get("input")
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else listed(value, "input")
-    reader = _Reader()
-    for index, item in enumerate(items):
-        reader.read(item, f"input[{index}]")
-    reader.close()
-    if not reader.messages:
+    messages, users, digest = histories.read("input", items, _Reader())
+    if not messages:
         raise Refusal("invalid", "input: text or a list with at least one item is needed")
-    same = {name: field for name, field in value.items() if name not in _NO_MEANING}
     return Request(
         conversation=Conversation(
             system=optional(value, "instructions", str, "") or None,
             tools=tools,
-            messages=in_call_order(reader.messages),
+            messages=messages,
         ),
         model=optional(value, "model", str, ""),
         max_tokens=positive(value, "max_output_tokens"),
         stream=optional(value, "stream", bool, False),
         asked={name: value[name] for name in _ASKED if value.get(name) is not None},
         hints=Hints(
-            first_user=reader.users[0] if reader.users else (),
-            last_user=reader.users[-1] if reader.users else (),
+            first_user=users[0] if users else (),
+            last_user=users[-1] if users else (),
             server_tools=server_tools,
         ),
-        identity=msgspec.json.encode(same),
+        identity=identity(fields, digest, ("input", *_NO_MEANING)),
         spoken=spoken,
     )
 
@@ -74,15 +70,16 @@ def _refuse_unserved(value: dict[str, Any]) -> None:
         raise Refusal("unsupported", "text.format: only text is served")
 
 
-class _Reader:
-    """Gathers items into messages. An assistant's message is open until something else comes, or another reply's id."""
+def _of_text(given: msgspec.Raw) -> msgspec.Raw:
+    """The item that a text alone stands for."""
+    return msgspec.Raw(b'{"role":"user","content":%b}' % bytes(given))
 
-    def __init__(self) -> None:
-        self.messages: list[Message] = []
-        self.users: list[tuple[str, ...]] = []
-        self._open: Message | None = None
 
-    def read(self, item: dict[str, Any], where: str) -> None:
+class _Reader(Reader):
+    """An assistant's message is open until something else comes, or another reply's id."""
+
+    def read(self, item: dict[str, Any], index: int) -> None:
+        where = f"input[{index}]"
         kind = item.get("type") or "message"
         if kind == "message":
             self._message(item, where)
@@ -99,12 +96,6 @@ class _Reader:
             self.messages.append(Message(role="tool", text=text, call_id=_needed(item, "call_id", where)))
         else:
             raise Refusal("unsupported", f"{where}.type: {kind!r} items are not served here")
-
-    def close(self) -> None:
-        """The assistant's message is complete."""
-        if self._open is not None:
-            self.messages.append(self._open)
-            self._open = None
 
     def _message(self, item: dict[str, Any], where: str) -> None:
         given = item.get("role")
@@ -125,7 +116,7 @@ class _Reader:
         self, item: dict[str, Any], where: str, text: str = "", thinking: str = "", calls: tuple[ToolCall, ...] = ()
     ) -> None:
         issued = _issued(item, where)
-        before = self._open
+        before = self.open
         # Another reply's item, or thinking after its calls, begins a message of its own.
         if before is not None and (
             (issued and before.issued and issued != before.issued) or (thinking and before.calls)
@@ -133,7 +124,7 @@ class _Reader:
             self.close()
             before = None
         before = before or Message(role="assistant")
-        self._open = Message(
+        self.open = Message(
             role="assistant",
             text=before.text + text,
             thinking=before.thinking + thinking,
@@ -179,6 +170,10 @@ def _needed(item: dict[str, Any], name: str, where: str) -> str:
     if not isinstance(found, str):
         raise Refusal("invalid", f"{where}.{name}: text is needed")
     return found
+
+
+def _all_tools(given: Any) -> tuple[tuple[Tool, ...], tuple[str, ...], dict[str, tuple[str, ...]]]:
+    return _tools(listed({"tools": given}, "tools"))
 
 
 def _tools(

@@ -1,9 +1,9 @@
-"""What the decisions look up in a folded state, kept as facts come in instead of found anew.
+"""The scheduler's mind with a memory: `decide`, for a caller that tells it of each line that was folded.
 
-Owns `Decider`: the decisions of `scheduling/decide.py`, in their order, with two short cuts. A decision is passed over
-when nothing has happened since it last said nothing that could make it speak; and the micro-steps of the step in hand
-are indexed. Invariant: the orders are those of `decide()` on the same state (tests/simulate/test_index.py holds the two
-next to each other over random runs with losses).
+Owns `Decider`: the decisions of `decide.py`, in their order, with two short cuts. A decision is passed over when
+nothing has happened since it last said nothing that could make it speak; and the micro-steps of the step in hand are
+indexed. Invariant: the orders are those of `decide()` on the same state (tests/scheduling and tests/simulate hold the
+two next to each other over random runs in which processes and cells are lost).
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 from gyre.ledger import events as ev
 from gyre.ledger.state import Lineage, RunState
-from gyre.scheduling.decide import DECISIONS, end
+from gyre.scheduling.decide import DECISIONS
+from gyre.scheduling.ending import cancel, end
 from gyre.scheduling.facts import World
 from gyre.scheduling.microsteps import AHEAD
 from gyre.scheduling.settings import Settings
@@ -100,6 +101,9 @@ class IndexedWorld(World):
     def unfinished(self, cell: str) -> list[ev.Granted]:
         return list(self._index.unfinished[cell].values())
 
+    def load(self, cell: str) -> int:
+        return len(self._index.unfinished[cell])
+
     def unmerged(self, lineage: Lineage, cell: str) -> list[str]:
         return self._index.unmerged[cell] if cell != lineage.cell else []
 
@@ -117,21 +121,24 @@ class Decider:
         self._places = {decision.__name__: place for place, decision in enumerate(decisions)}
         self._index: Index | None = None
         self._world: World | None = None
-        self._undispatched = 0
-        self._worker_lost = False
+        self._level = -1
         self.dead: frozenset[str] = frozenset()
         self.waiting: Mapping[str, float] = {}
 
     def look(self, dead: frozenset[str], waiting: Mapping[str, float]) -> None:
-        """Time has passed: what the scheduler's own clock says now."""
-        self.dead, self.waiting = dead, waiting
-        self._index = None
-        self._wake_all()
+        """Time has passed: what the scheduler's own clock says now. Only `restart` asks how long cells have waited."""
+        self.waiting, self._world = waiting, None
+        self._wake("restart")
+        if dead != self.dead:
+            self.dead, self._index = dead, None
+            self._wake_all()
 
     def decide(self) -> list[ev.Event]:
         if self._state.ended is not None:
             return []
         world = self.world()
+        if self._state.cancel:
+            return cancel(world)
         ending = end(world)
         if ending:
             return ending
@@ -159,18 +166,12 @@ class Decider:
     def folded(self, writer: str, event: ev.Event) -> None:
         """Keep the index, and wake the decisions that this line can make speak: all but for the frequent ones."""
         if isinstance(event, ev.Started):
-            return
-        if isinstance(event, ev.Finished):
+            pass
+        elif isinstance(event, ev.Finished):
             self._finished(event)
         elif self._of_step(event):
             self._indexed(writer, event)
         else:
-            if isinstance(event, ev.BurstOpened):
-                self._undispatched += sum(plan.executions for plan in event.groups)
-            elif isinstance(event, ev.Dispatched):
-                self._undispatched -= sum(1 for dispatch in event.executions if dispatch.attempt == 1)
-            elif isinstance(event, ev.Accepted):
-                self._worker_lost |= event.incarnation > 1 and event.writer in self._settings.workers
             if isinstance(event, _UPSETTING):
                 self._index = None
             self._hear(event)
@@ -184,12 +185,24 @@ class Decider:
                 self._awake[place] = True
 
     def _finished(self, event: ev.Finished) -> None:
-        if self._state.group_terminal(self._state.executions[event.execution].group):
+        state, room = self._state, self._settings.cell_room
+        # what serving cells carry is a multiple of a cell's room
+        level = -(-state.waterlevel // room)
+        if state.group_terminal(event.execution.rpartition("-")[0]):
             self._wake("consume", "switch")
-        elif self._state.waterlevel % self._settings.cell_room == 0:
-            self._wake("switch")  # what serving cells carry is a multiple of a cell's room
-        if self._undispatched or self._worker_lost or event.outcome == "retry":
+        elif level != self._level:
+            self._wake("switch")
+        self._level = level
+        if state.live.waiting or self._worker_lost():
             self._wake("dispatch")
+
+    def _worker_lost(self) -> bool:
+        """Do executions wait that another worker takes them over?"""
+        return any(
+            worker in self.dead or incarnation != self._state.incarnation(worker)
+            for worker, incarnations in self._state.live.running.items()
+            for incarnation in incarnations
+        )
 
     def _of_step(self, event: ev.Event) -> bool:
         """Is it about micro-steps of the step in hand? Anything else that is has the index made anew."""
@@ -197,7 +210,7 @@ class Decider:
             return False
         if isinstance(event, ev.MicroStepReady):
             return event.step == self._index.key[1]
-        return isinstance(event, ev.Granted | ev.Done | ev.Merged) and (event.lineage, event.step) == self._index.key
+        return isinstance(event, _OF_STEP) and (event.lineage, event.step) == self._index.key
 
     def _indexed(self, writer: str, event: ev.Event) -> None:
         index = self._index
@@ -239,6 +252,8 @@ class Decider:
                 return
             self._awake[place] = True
 
+
+_OF_STEP = (ev.Granted, ev.Done, ev.Merged)
 
 _UPSETTING = (
     ev.MicroStepReady,

@@ -1,0 +1,73 @@
+"""From a recipe to the arguments of SGLang's server. Pure.
+
+Invariant: no key is ever among them; the user's own `rollout.arguments` come last, so that they win.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gyre.recipe.schema import Recipe
+
+CPU_KV_TOKENS = 1 << 18
+"""Most tokens of KV without GPUs, where nothing else bounds them: a share of the host's memory would be too much."""
+
+
+@dataclass(frozen=True)
+class EnginePart:
+    """Which node of an engine this is: several nodes find each other at `rendezvous`, host:port of the first."""
+
+    nodes: int = 1
+    node: int = 0
+    rendezvous: str = ""
+
+
+WHOLE = EnginePart()
+"""All of an engine, on one node."""
+
+
+def server_arguments(recipe: Recipe, model: Path, host: str, part: EnginePart = WHOLE) -> list[str]:
+    """Arguments of `sglang.launch_server`, but for the port and the keys."""
+    rollout = recipe.rollout
+    words = ["--model-path", str(model), "--host", host, "--dtype", recipe.model.dtype]
+    words += ["--context-length", str(rollout.context), "--tp-size", str(rollout.tensor_parallel)]
+    if rollout.data_parallel > 1:
+        # Plain data parallelism would refuse weights by tensors; a cell has several engines instead.
+        words += ["--dp-size", str(rollout.data_parallel), "--enable-dp-attention"]
+    if rollout.expert_parallel > 1:
+        words += ["--ep-size", str(rollout.expert_parallel)]
+    if part.nodes > 1:
+        words += ["--nnodes", str(part.nodes), "--node-rank", str(part.node), "--dist-init-addr", part.rendezvous]
+    if rollout.memory_fraction:
+        words += ["--mem-fraction-static", str(rollout.memory_fraction)]
+    words += _on_cpu(recipe) if recipe.cells.gpus_per_node == 0 else ["--enable-memory-saver"]
+    return [*words, *rollout.arguments]
+
+
+def _on_cpu(recipe: Recipe) -> list[str]:
+    """What a server without GPUs needs: the only attention there is, and bounds for what a GPU's memory would bound."""
+    rollout = recipe.rollout
+    tokens = min(CPU_KV_TOKENS, rollout.executions_per_cell * rollout.context)
+    # an idle scheduler would spin: that is a core, of few
+    words = ["--device", "cpu", "--attention-backend", "torch_native", "--disable-cuda-graph", "--sleep-on-idle"]
+    words += ["--max-running-requests", str(rollout.executions_per_cell), "--max-total-tokens", str(tokens)]
+    if not rollout.memory_fraction:
+        # A share of what is free before and after the weights were loaded: with a small one, others' use of the
+        # memory in between can leave nothing.
+        words += ["--mem-fraction-static", "0.3"]
+    return words
+
+
+def server_environment(recipe: Recipe, host: str) -> dict[str, str]:
+    """Environment of the server's process, over the lead's own."""
+    # /health answers by itself: a token generated for it would find memory released, or wait through a pause
+    quiet = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0", "PYTHONPATH": ""}
+    words = {"HF_HUB_OFFLINE": "1", "SGLANG_HOST_IP": host, **quiet}
+    if recipe.cells.gpus_per_node == 0:
+        words |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
+        if recipe.rollout.tensor_parallel > 1:
+            # One core for each rank; without it SGLang wants a NUMA node for each.
+            cores = "|".join(str(rank) for rank in range(recipe.rollout.tensor_parallel))
+            words["SGLANG_CPU_OMP_THREADS_BIND"] = cores
+    return words
