@@ -206,8 +206,8 @@ def bench_cells(folder: Path, scale: float, rounds: int) -> None:
         waits.append(wait / both)
     print(
         f"two cells against one, {len(microsteps)} micro-steps of {tokens(microsteps)} tokens: "
-        f"{statistics.median(speedups):.2f} times as fast by the clock, {statistics.median(of_cpu):.2f} times by the CPU"
-        f" seconds of the busier cell; the first to end waits "
+        f"{statistics.median(speedups):.2f} times as fast by the clock, {statistics.median(of_cpu):.2f} times by the"
+        f" CPU seconds of the busier cell; the first to end waits "
         f"{statistics.median(waits):.1%} of the step for the last (load of the machine {os.getloadavg()[0]:.0f})",
         flush=True,
     )
