@@ -204,7 +204,10 @@ class EngineClient:
         load = await self.loads()
         if not load.idle:
             raise EngineRefused(f"memory is not released: {load.running} requests run and {load.waiting} wait")
-        await self.flush_cache(timeout=0)
+        try:
+            await self.flush_cache(timeout=0)
+        except EngineRefused as error:
+            raise EngineRefused(f"memory is not released: requests run ({error})", error.status) from error
         await self._manage("/release_memory_occupation", {"tags": tags})
 
     async def resume_memory(self, tags: list[str]) -> None:

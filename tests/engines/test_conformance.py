@@ -382,7 +382,7 @@ def test_an_interrupted_push_is_healed_by_the_next(
 def test_memory_is_not_released_while_busy(place: Place) -> None:
     async def work(client: EngineClient) -> None:
         running = await started(client, ask([1, 2, 3], LONG))
-        with pytest.raises(EngineRefused, match="not released: 1 requests"):
+        with pytest.raises(EngineRefused, match="not released: "):
             await client.release_memory(["weights", "kv_cache"])
         await client.abort_all()
         assert (await running).finish == "abort"

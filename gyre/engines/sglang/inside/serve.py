@@ -122,16 +122,17 @@ def refuse_clearly() -> None:
 
 
 def fail(message: str) -> NoReturn:
-    """End everything, from whatever thread."""
-    print(f"error: SGLang: {message}", file=sys.stderr, flush=True)
-    end(1)
+    """End everything, from whatever thread; the log's last line says why."""
+    end(1, f"error: SGLang: {message}")
 
 
-def end(code: int) -> NoReturn:
+def end(code: int, words: str = "") -> NoReturn:
     """End this process and its children at once."""
     from sglang.srt.utils import kill_process_tree
 
     kill_process_tree(os.getpid(), include_parent=False)
+    if words:
+        print(words, file=sys.stderr, flush=True)
     os._exit(code)
 
 
