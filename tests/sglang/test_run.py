@@ -14,8 +14,9 @@ from gyre.ledger.tail import JournalTail
 from tests.chaos import moments
 from tests.chaos.harness import ROOT, SMALL_MICROSTEPS, Drill
 from tests.chaos.moments import CORE, SATELLITE
+from tests.sglang.server import unproven
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [unproven, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 STEPS = 3
 SMALL = (
