@@ -39,7 +39,8 @@ def replay(
             print(
                 f"step {row.step}: {row.microsteps} micro-steps {'equal' if row.microsteps_equal else 'differ'}, "
                 f"{row.tokens_trained} tokens trained (the run: {row.tokens_trained_by_run}), {weights}, "
-                f"grad norm {row.gradient_norm:.4g}",
+                f"grad norm {row.gradient_norm:.6g}"
+                + (f" (the run: {row.gradient_norm_by_run:.6g})" if row.gradient_norm_by_run is not None else ""),
                 flush=True,
             )
     if as_json:

@@ -25,6 +25,8 @@ from gyre.ledger.journal import create_index
 from gyre.ledger.layout import RunFolder, runs_home
 from gyre.recipe.load import dump_toml, load_recipe
 from gyre.recipe.schema import Recipe
+from gyre.training.architecture import read_architecture
+from gyre.training.place import Layout
 from gyre.trajectory.settings import packing_notice
 
 GUESTS = 8
@@ -69,11 +71,10 @@ def plan(recipe_path: Path, overrides: list[str], local: bool = True) -> Plan:
 
 def refuse_unbuilt(recipe: Recipe) -> None:
     """What the recipe may say and this version does not do. Raises UserError naming the key."""
-    ranks = recipe.train.tensor_parallel * recipe.train.pipeline_parallel * recipe.train.data_parallel
     per_node = recipe.cells.gpus_per_node or recipe.rollout.tensor_parallel
     refusals = {
         "rollout.tensor_parallel: this version runs an engine on one node": recipe.rollout.tensor_parallel > per_node,
-        "train.*_parallel: this version runs one trainer rank a cell": ranks * recipe.train.expert_parallel != 1,
+        "train.expert_parallel: this version keeps all experts on every rank": recipe.train.expert_parallel > 1,
         "trajectory.record: this version records turns only": bool(recipe.trajectory.record),
         f'sandbox.kind = "{recipe.sandbox.kind}": this version has bubblewrap and process': recipe.sandbox.kind
         not in ("bubblewrap", "process"),
@@ -94,6 +95,8 @@ def create_run(planned: Plan, launcher: str, now: float, say: Callable[[str], No
     if notice := packing_notice(planned.recipe):
         say(notice)
     model = resolve_model(planned.recipe.model, planned.recipe.seed, say, build=launcher == "local")
+    if (model / "config.json").exists():
+        Layout.of(planned.recipe.train).check(read_architecture(model))
     run = RunFolder(runs_home() / (name or free_name(planned.recipe.name)))
     run.create()
     try:

@@ -112,7 +112,8 @@ class Fenced(JournalEvent, frozen=True):
 
 
 class Committed(JournalEvent, frozen=True):
-    """Core: the optimizer has made `step`; its weights can be pulled at `manifest`."""
+    """Core: the optimizer has made `step`; its weights can be pulled at `manifest`. checkpointed: its checkpoint is
+    complete; when it is still being written, `Checkpointed` follows."""
 
     lineage: int
     step: int
@@ -128,7 +129,7 @@ class Committed(JournalEvent, frozen=True):
 
 
 class Checkpointed(JournalEvent, frozen=True):
-    """Core: the checkpoint of a step that was committed without one is complete."""
+    """Core: the checkpoint of a step that was committed without one, or while it was being written, is complete."""
 
     lineage: int
     step: int

@@ -21,13 +21,16 @@ from gyre.ledger.layout import RunFolder
 from gyre.ledger.orders import CELL_ORDERS
 from gyre.ledger.tail import Line
 from gyre.processes.base import EndProcess, Process, run_process
-from gyre.processes.children import Child, ChildDied, RankChild
+from gyre.processes.children import Child, ChildDied
 from gyre.processes.engine_child import EngineChild
 from gyre.processes.leases import keep_manifests
+from gyre.processes.ranks import Ranks
 
 log = logging.getLogger("gyre")
 
 RETRY_SECONDS = 0.2
+WRITING_SECONDS = 1.0
+"""How often a checkpoint that is being written is looked after."""
 EXIT_RESTART = 75
 
 
@@ -45,7 +48,7 @@ class Cell(Process):
         super().__init__(run, name)
         logs, model = run.log_dir(self.job.attempt), Path(self.job.model)
         self.engine = EngineChild(run, self.recipe, model, f"{name}-engine-0", logs / f"{name}-engine-0.log")
-        self.rank: RankChild | None = None
+        self.ranks: Ranks | None = None
         self.orders: deque[Any] = deque()
         self.news = asyncio.Event()
         self.current: ev.CellState = "starting"
@@ -61,6 +64,8 @@ class Cell(Process):
         self.summing = (0, 0)
         """(lineage, step) whose gradients are in the buffer"""
         self.served: ev.ServeOrdered | None = None
+        self.writing: tuple[int, int] | None = None
+        """(lineage, step) of the checkpoint that is being written in the background"""
 
     # ---- speaking ----
 
@@ -96,7 +101,7 @@ class Cell(Process):
 
     async def work(self) -> None:
         try:
-            await asyncio.gather(self.engine.start(), self._start_rank())
+            await asyncio.gather(self.engine.start(), self._start_ranks())
             self._announce_engine()
             self.enter("ready")
             watch = asyncio.create_task(self._watch_engine())
@@ -108,18 +113,20 @@ class Cell(Process):
             self.enter("failed", detail=str(error))
             raise EndProcess(EXIT_RESTART, str(error)) from error
 
-    async def _start_rank(self) -> None:
+    async def _start_ranks(self) -> None:
         arguments = ["--run", str(self.run.path), "--cell", self.name, "--incarnation", str(self.incarnation)]
-        name = f"{self.name}-rank-0"
-        self.rank = await RankChild.start(
-            name, [*arguments, "--model", self.job.model], self.run.log_dir(self.job.attempt) / f"{name}.log"
+        self.ranks = await Ranks.start(
+            self.name,
+            self.recipe.train.ranks,
+            [*arguments, "--model", self.job.model],
+            self.run.log_dir(self.job.attempt),
         )
-        await self.rank.ready()
+        await self.ranks.ready()
 
     async def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
-        if self.rank is None:
-            raise ChildDied(f"{self.name} has no trainer rank")
-        return await self.rank.ask(op, **arguments)
+        if self.ranks is None:
+            raise ChildDied(f"{self.name} has no trainer ranks")
+        return await self.ranks.ask(op, **arguments)
 
     def _announce_engine(self) -> None:
         pid = self.engine.child.pid if self.engine.child is not None else 0
@@ -143,23 +150,25 @@ class Cell(Process):
             log.error("%s ended with status %s", child.name, child.process.returncode)
             await self._serve_role(self.served)
 
-    async def _watch_rank(self) -> None:
-        if self.rank is not None:
-            raise await self.rank.child.death()
+    async def _watch_ranks(self) -> None:
+        if self.ranks is not None:
+            raise await self.ranks.death()
 
     async def _obey(self) -> None:
         await self.until_accepted()
-        dead = asyncio.create_task(self._watch_rank())
+        dead = asyncio.create_task(self._watch_ranks())
         try:
             while True:
                 while self.orders:
                     await self._do(self.orders.popleft())
                 self.news.clear()
                 news = asyncio.create_task(self.news.wait())
-                await asyncio.wait({news, dead}, return_when=asyncio.FIRST_COMPLETED)
+                patience = WRITING_SECONDS if self.writing is not None else None
+                await asyncio.wait({news, dead}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
                 news.cancel()
                 if dead.done():
                     dead.result()
+                await self._look_after_checkpoint(wait=False)
         finally:
             dead.cancel()
 
@@ -369,6 +378,8 @@ class Cell(Process):
 
     async def _commit(self, order: ev.CommitOrdered) -> None:
         began = time.monotonic()
+        if order.checkpoint:
+            await self._look_after_checkpoint(wait=True)
         made = await self.ask(
             "commit",
             lineage=order.lineage,
@@ -377,6 +388,7 @@ class Cell(Process):
             executions=order.executions,
             microsteps=order.microsteps,
             checkpoint=order.checkpoint,
+            wait=order.step >= self.recipe.train.steps,  # the run may end with this step
         )
         self.say(
             ev.Committed(
@@ -385,7 +397,7 @@ class Cell(Process):
                 version=order.version,
                 weight_version=made["weight_version"],
                 manifest=made["manifest"],
-                checkpointed=order.checkpoint,
+                checkpointed=made["checkpointed"],
                 skipped=made["skipped"],
                 learning_rate=made["learning_rate"],
                 gradient_norm=made["gradient_norm"],
@@ -393,6 +405,7 @@ class Cell(Process):
             )
         )
         self.committed = (order.lineage, order.step)
+        self.writing = self.committed if made["writing"] else None
         boundary = order.step // self.recipe.schedule.steps_per_burst * self.recipe.schedule.steps_per_burst
         await self.ask("retire", keep=keep_manifests(self.state, self.name, made["manifest"], boundary))
 
@@ -400,6 +413,9 @@ class Cell(Process):
         """Save what a commit made; the tensors have to be on their devices. Of a step that is not the newest: ignore
         it, the newer one will be ordered."""
         if (order.lineage, order.step) != self.committed:
+            return
+        if self.writing == self.committed:
+            await self._look_after_checkpoint(wait=True)
             return
         if self.current == "rollout" or self.engine_holds_memory:
             await self._leave_rollout()
@@ -412,10 +428,16 @@ class Cell(Process):
         )
         self.say(ev.Checkpointed(lineage=order.lineage, step=order.step))
 
+    async def _look_after_checkpoint(self, wait: bool) -> None:
+        if self.writing is not None and (await self.ask("written", wait=wait))["written"]:
+            lineage, step = self.writing
+            self.writing = None
+            self.say(ev.Checkpointed(lineage=lineage, step=step))
+
     async def close(self) -> None:
         await self.engine.close()
-        if self.rank is not None:
-            await self.rank.child.end()
+        if self.ranks is not None:
+            await self.ranks.end()
 
 
 def summed(stats: list[dict[str, Any]]) -> dict[str, float]:

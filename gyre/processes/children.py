@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 from gyre.errors import UserError
 
@@ -35,6 +33,7 @@ class Child:
         self.name = name
         self.process = process
         self._words = words
+        self._said: str | None = None
 
     @classmethod
     async def start(
@@ -73,13 +72,14 @@ class Child:
         return await self.process.wait()
 
     def last_words(self) -> str:
-        """The reason that it gave for its end, one line; "" when it gave none. Asked once, when it has ended."""
-        if self._words < 0:
-            return ""
-        with contextlib.suppress(BlockingIOError):
-            data = os.read(self._words, WORDS_BYTES)
-            return (data.decode(errors="replace").strip().splitlines() or [""])[-1]
-        return ""
+        """The reason that it gave for its end, one line; "" when it gave none. To be asked when it has ended."""
+        if self._said is None:
+            data = b""
+            if self._words >= 0:
+                with contextlib.suppress(BlockingIOError):
+                    data = os.read(self._words, WORDS_BYTES)
+            self._said = (data.decode(errors="replace").strip().splitlines() or [""])[-1]
+        return self._said
 
     async def death(self) -> UserError | ChildDied:
         """Why it ended: a user's mistake in its own words, or its status."""
@@ -115,49 +115,3 @@ def say_last_words(text: str) -> None:
     if given.isdigit():
         with contextlib.suppress(OSError):  # nobody listens
             os.write(int(given), text.encode()[: WORDS_BYTES - 1] + b"\n")
-
-
-class RankChild:
-    """Trainer rank 0 as its lead sees it: JSON lines out on stdin, answers on a pipe."""
-
-    def __init__(self, child: Child, replies: asyncio.StreamReader) -> None:
-        self.child = child
-        self._replies = replies
-        self._turn = asyncio.Lock()
-
-    @classmethod
-    async def start(cls, name: str, arguments: list[str], log_file: Path) -> RankChild:
-        read_end, write_end = os.pipe()
-        try:
-            child = await Child.start(
-                name,
-                [sys.executable, "-m", "gyre.processes.trainer_rank", *arguments, "--reply-fd", str(write_end)],
-                log_file,
-                env={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
-                fds=(write_end,),
-            )
-        finally:
-            os.close(write_end)
-        reader = asyncio.StreamReader(limit=1 << 24)
-        await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_end, "rb")
-        )
-        return cls(child, reader)
-
-    async def ready(self) -> None:
-        await self._reply()
-
-    async def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
-        """One operation and its answer. Raises ChildDied when the rank ends, UserError when it says why."""
-        async with self._turn:
-            if self.child.process.stdin is None or not self.child.running:
-                raise await self.child.death()
-            self.child.process.stdin.write(json.dumps({"op": op, **arguments}).encode() + b"\n")
-            return await self._reply()
-
-    async def _reply(self) -> dict[str, Any]:
-        line = await self._replies.readline()
-        if not line.endswith(b"\n"):
-            raise await self.child.death()
-        answer: dict[str, Any] = json.loads(line)
-        return answer

@@ -2,12 +2,15 @@
 
 Owns the order in which a replayed step adds its gradients: that of the journal. Invariant: with the run's own settings
 the micro-steps have the announced digests, and the weights after each step are bit-equal to those that the run
-published (same layout, same machine); with other settings it tells what would have been trained instead.
+published (same layout, same machine); with other settings it tells what would have been trained instead. A cell of
+several ranks is replayed by as many processes that all do the same; the first of them speaks.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,13 +28,15 @@ from gyre.ledger.state import CellIncarnation, RunState
 from gyre.ledger.turns import Turn
 from gyre.ledger.turns_merge import latest_rows
 from gyre.processes.processor import StepInHand
+from gyre.recipe.load import load_recipe
 from gyre.recipe.schema import Recipe
 from gyre.trajectory.settings import Settings
 
 
 class ReplayedStep(Struct, frozen=True, kw_only=True):
     """`microsteps_equal`: every micro-step has the digest that the run announced. `weights_equal`: bit-equal to what
-    the run published; None when the run did not train this step from these micro-steps, or nothing was trained.
+    the run published; None when the run did not train this step from these micro-steps or in this layout, or nothing
+    was trained. `gradient_norm_by_run`: None when the run did not commit this step.
     """
 
     step: int
@@ -42,6 +47,7 @@ class ReplayedStep(Struct, frozen=True, kw_only=True):
     tokens_dropped: dict[str, int]
     weights_equal: bool | None
     gradient_norm: float
+    gradient_norm_by_run: float | None
 
 
 def replay(
@@ -58,9 +64,24 @@ def replay(
     wanted = [step for step in packed if step >= first and (not last or step <= last)]
     if not wanted:
         raise UserError(f"{run.name} has no packed steps in {first}:{last or ''}: there is nothing to replay")
+    with Fellows(run, recipe, job, state, wanted, recipe.train.ranks if train else 1) as rendezvous:
+        yield from replay_rank(run, recipe, job, state, wanted, 0 if train else None, rendezvous)
+
+
+def replay_rank(
+    run: RunFolder,
+    recipe: Recipe,
+    job: Job,
+    state: RunState,
+    wanted: list[int],
+    rank: int | None,
+    rendezvous: str,
+) -> Iterator[ReplayedStep]:
+    """The steps `wanted`, as one rank of a cell; `rank` None: without training."""
     turns_of = recorded_turns(run, job)
     settings = Settings.from_recipe(recipe)
-    trainer = Replayer(run, recipe, job, state, wanted[0]) if train else None
+    trainer = Replayer(run, recipe, job, state, rank, rendezvous) if rank is not None else None
+    history = state.history()
     for step in wanted:
         made, record = StepInHand(settings, step, turns_of).advance(state)
         if record is None:
@@ -78,7 +99,43 @@ def replay(
             tokens_dropped=record.dropped,
             weights_equal=same,
             gradient_norm=norm,
+            gradient_norm_by_run=history[step][1].gradient_norm if step in history else None,
         )
+
+
+class Fellows:
+    """The other ranks of a replay, in processes of their own; a context that gives their meeting place."""
+
+    def __init__(
+        self, run: RunFolder, recipe: Recipe, job: Job, state: RunState, wanted: list[int], count: int
+    ) -> None:
+        self._replayed = (run, recipe, job, state, wanted)
+        self._count = count
+        self._processes: list[Any] = []
+
+    def __enter__(self) -> str:
+        if self._count == 1:
+            return ""
+        self._folder = tempfile.TemporaryDirectory(prefix="gyre-replay-", ignore_cleanup_errors=True)
+        rendezvous = f"file://{self._folder.name}/store"
+        context = multiprocessing.get_context("spawn")
+        for rank in range(1, self._count):
+            process = context.Process(target=_fellow, args=(*self._replayed, rank, rendezvous), daemon=True)
+            process.start()
+            self._processes.append(process)
+        return rendezvous
+
+    def __exit__(self, *error: object) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join()
+        if self._count > 1:
+            self._folder.cleanup()
+
+
+def _fellow(*arguments: Any) -> None:
+    for _ in replay_rank(*arguments):
+        pass  # the first rank says it
 
 
 def recorded_turns(run: RunFolder, job: Job) -> Callable[[str], list[Turn]]:
@@ -91,9 +148,11 @@ def recorded_turns(run: RunFolder, job: Job) -> Callable[[str], list[Turn]]:
 
 
 class Replayer:
-    """One trainer in this process that takes every cell's part, one after the other."""
+    """One rank of a trainer that takes every cell's part, one after the other."""
 
-    def __init__(self, run: RunFolder, recipe: Recipe, job: Job, state: RunState, first: int) -> None:
+    def __init__(
+        self, run: RunFolder, recipe: Recipe, job: Job, state: RunState, rank: int = 0, rendezvous: str = ""
+    ) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         import torch
 
@@ -102,26 +161,36 @@ class Replayer:
         from gyre.training.trainer import Trainer
 
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-        self.recipe, self.state = recipe, state
-        if recipe.train.tensor_parallel * recipe.train.pipeline_parallel * recipe.train.data_parallel > 1:
-            raise UserError("replay trains on one rank; the run's cells have more: give --no-train, see issue 4")
-        self.trainer = Trainer(Path(job.model), TrainSettings.of(recipe), Layout(), core=True)
-        self._load(run, first)
+        self.run, self.recipe, self.state = run, recipe, state
+        layout = Layout.of(recipe.train, rank, rendezvous)
+        ran = Layout.of(load_recipe(run.recipe, folders=False).train, rank, rendezvous)
+        self.same_layout = layout == ran
+        self.trainer = Trainer(Path(job.model), TrainSettings.of(recipe), layout, core=True)
+        self._at: int | None = None
+        """step whose weights the trainer has"""
 
-    def _load(self, run: RunFolder, first: int) -> None:
-        """The weights before step `first`: the model folder, or the checkpoint of the step before."""
-        if first == 1:
-            self.trainer.load_hf()
+    def _load(self, before: int) -> None:
+        """The weights after step `before`: the model folder, or its checkpoint.
+
+        In the run's own layout one step follows from the other. In another one each starts from its checkpoint where
+        that is kept, so that differences of rounding do not add up.
+        """
+        path = self.run.checkpoint_path(before)
+        if self._at == before and (self.same_layout or before == 0 or not path.exists()):
             return
-        path = run.checkpoint_path(first - 1)
-        if not path.exists():
-            raise UserError(f"no checkpoint of step {first - 1} is kept: replay from step 1")
-        self.trainer.load_checkpoint(path)
+        if before == 0:
+            self.trainer.load_hf()
+        elif path.exists():
+            self.trainer.load_checkpoint(path)
+        else:
+            raise UserError(f"no checkpoint of step {before} is kept: replay from step 1")
 
     def step(self, step: int, made: list[MicroStep], equal: bool, executions: int) -> tuple[float, bool | None]:
         """Train one step; (gradient norm, are the weights those of the run?)."""
         from gyre.training.settings import learning_rate
 
+        self._load(step - 1)
+        self._at = step
         by_name = dict(zip(self.state.steps[step].microsteps, made)) if equal else {}
         lineage = lineage_of(self.state, step)
         if equal and lineage:
@@ -130,35 +199,33 @@ class Replayer:
         else:
             parts, own, by_name = [], list(map(str, range(len(made)))), dict(zip(map(str, range(len(made))), made))
         self.trainer.zero_gradients()
-        for name in own:
-            self._train(by_name[name])
+        self._train([by_name[name] for name in own])
         for buffers in parts:
             self.trainer.add_gradients(buffers)
         rate = learning_rate(step - 1, self.recipe.train)
         stats = self.trainer.commit(executions, rate, targets=len(made))
         published = self.state.history().get(step)
-        if not equal or published is None:
+        if not equal or published is None or not self.same_layout:
             return stats.grad_norm, None
         return stats.grad_norm, published[1].weight_version.endswith("-" + self._digest())
 
     def _part(self, names: list[str], by_name: dict[str, MicroStep]) -> list[Any]:
         """A satellite's contribution: summed from zero, in its own order."""
         self.trainer.zero_gradients()
-        for name in names:
-            self._train(by_name[name])
+        self._train([by_name[name] for name in names])
         return list(self.trainer.freeze().buffers)
 
-    def _train(self, microstep: MicroStep) -> None:
+    def _train(self, microsteps: list[MicroStep]) -> None:
         from gyre.training.batch import MicroStepBatch
 
-        self.trainer.train_microstep(MicroStepBatch.of(microstep))
+        self.trainer.train_microsteps([MicroStepBatch.of(microstep) for microstep in microsteps])
 
     def _digest(self) -> str:
-        """The digest part of a weight version, as a manifest of this one rank would have it."""
+        """The digest part of a weight version, as a manifest of these ranks would have it."""
         from gyre.transfer.manifest import RankBuffer, digest_of, whole_digest
 
-        rank = digest_of(self.trainer.weights_flat()[0])
-        return whole_digest([RankBuffer(0, "", 0, 0, rank, "", 0)])[:16]
+        digests = self.trainer.agree(digest_of(self.trainer.weights_flat()[0]))
+        return whole_digest([RankBuffer(rank, "", 0, 0, own, "", 0) for rank, own in enumerate(digests)])[:16]
 
 
 def lineage_of(state: RunState, step: int) -> int:

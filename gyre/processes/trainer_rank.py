@@ -2,14 +2,15 @@
 
 Owns one `Trainer`, the buffers it publishes and those it pulls. Requests are JSON lines on stdin, replies JSON lines
 on a descriptor of its own; rank 0 reads them and shares each with the other ranks of the cell. Invariants: an operation
-is whole or an error; a transfer that fails is an answer, everything else ends the rank and with it the cell's
-incarnation.
+is whole, on all ranks or on none, or an error; a transfer that fails is an answer, everything else ends the rank and
+with it the cell's incarnation.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import queue
@@ -44,10 +45,12 @@ from gyre.transfer.manifest import Manifest, RankBuffer, make_manifest, read_man
 from gyre.transfer.publish import BufferKey, Publisher, Puller
 
 BUCKET_BYTES = 256 << 20
+IDLE_SECONDS = 60.0
+"""How often rank 0 says that there is nothing to do: the others wait in a collective, which gives up after a while."""
 
 
 class Rank:
-    """The operations of one rank; each takes and returns JSON values. `agree` gathers a value from all ranks."""
+    """The operations of one rank; each takes and returns JSON values."""
 
     def __init__(self, run: RunFolder, cell: str, incarnation: int, model: Path, layout: Layout) -> None:
         self.run, self.cell, self.incarnation = run, cell, incarnation
@@ -62,13 +65,6 @@ class Rank:
         """(lineage, version) of the model's weights, when they are ones that engines are given"""
         self._micro: list[str] = []
 
-    def agree(self, value: Any) -> list[Any]:
-        if self.layout.world == 1:
-            return [value]
-        values: list[Any] = [None] * self.layout.world
-        dist.all_gather_object(values, value)
-        return values
-
     # ---- weights ----
 
     def open_lineage(self, lineage: int, openings: list[tuple[int, int]]) -> dict[str, Any]:
@@ -82,7 +78,8 @@ class Rank:
         def counts(meta: CheckpointMeta) -> bool:
             return all(meta.lineage >= later or meta.step <= step for later, step in openings)
 
-        info, skipped = newest_complete(self.run.checkpoints, accept=counts)
+        found = newest_complete(self.run.checkpoints, accept=counts) if self.layout.rank == 0 else (None, [])
+        info, skipped = self.trainer.agree(found)[0]  # one rank reads and verifies it all
         if info is None:
             self.trainer.load_hf()
         else:
@@ -113,7 +110,9 @@ class Rank:
         if manifest == self.holds:
             return {"nbytes": 0, "seconds": 0.0}
         found = read_manifest(self.run.weights / manifest)
-        data = self._bytes(found)
+        data, problem = self._transferred(found)
+        if problem:
+            raise TransferFailed(problem)
         self.trainer.set_weights_flat([torch.frombuffer(bytearray(data), dtype=self.trainer.dtype)])
         self._hold(found)
         return {"nbytes": len(data), "seconds": time.monotonic() - began}
@@ -145,6 +144,16 @@ class Rank:
             return self.publisher.array(key)
         return self.puller.pull(buffer)
 
+    def _transferred(self, manifest: Manifest) -> tuple[memoryview | np.ndarray[Any, Any], str]:
+        """This rank's buffer; or the first reason for which some rank's did not come, the same on all ranks."""
+        data: memoryview | np.ndarray[Any, Any] = memoryview(b"")
+        problem = ""
+        try:
+            data = self._bytes(manifest)
+        except (TransferFailed, DigestMismatch) as error:
+            problem = str(error)
+        return data, next((text for text in self.trainer.agree(problem) if text), "")
+
     def _manifest(self, kind: Any, lineage: int, step: int, version: int, number: int, buffer: RankBuffer) -> Manifest:
         manifest = make_manifest(
             kind,
@@ -154,7 +163,7 @@ class Rank:
             cell=self.cell,
             incarnation=self.incarnation,
             number=number,
-            ranks=self.agree(buffer),
+            ranks=self.trainer.agree(buffer),
         )
         if self.layout.rank == 0:
             write_manifest(self.run.weights / manifest.file_name, manifest)
@@ -170,15 +179,15 @@ class Rank:
 
     def train(self, microsteps: list[dict[str, str]]) -> dict[str, Any]:
         """Add the gradients of these micro-steps; each file is checked against the digest that was announced."""
-        stats: list[dict[str, Any]] = []
+        batches = []
         for announced in microsteps:
             path = self.run.microsteps / f"{announced['microstep']}.arrow"
             microstep, digest = read_microstep(path)
             if digest != announced["digest"]:
                 raise RuntimeError(f"{path} is not what was announced: digest {digest}, not {announced['digest']}")
-            stats.append(self.trainer.train_microstep(MicroStepBatch.of(microstep, self.weights)).row())
+            batches.append(MicroStepBatch.of(microstep, self.weights))
             self._micro.append(announced["microstep"])
-        return {"stats": stats}
+        return {"stats": [stats.row() for stats in self.trainer.train_microsteps(batches)]}
 
     def freeze(self, lineage: int, step: int, number: int) -> dict[str, Any]:
         """Publish the gradients as contribution `number`; nothing is added until `zero`."""
@@ -197,15 +206,10 @@ class Rank:
         overlap = set(microsteps) & set(self._micro)
         if overlap:
             return {"refused": f"{sorted(overlap)[0]} is in the buffer already"}
-        found = read_manifest(self.run.weights / manifest)
-        try:
-            data, problem = bytes(self._bytes(found)), ""
-        except (TransferFailed, DigestMismatch) as error:
-            data, problem = b"", str(error)
-        problems = [text for text in self.agree(problem) if text]
-        if problems:
-            return {"refused": problems[0]}
-        self.trainer.add_gradients(self._buffers(data))
+        data, problem = self._transferred(read_manifest(self.run.weights / manifest))
+        if problem:
+            return {"refused": problem}
+        self.trainer.add_gradients(self._buffers(bytes(data)))
         self._micro.extend(microsteps)
         return {}
 
@@ -222,8 +226,13 @@ class Rank:
         executions: int,
         microsteps: list[str],
         checkpoint: bool,
+        wait: bool,
     ) -> dict[str, Any]:
-        """The optimizer step, the checkpoint if due, and then the publication: what is published can be found again."""
+        """The optimizer step, the checkpoint if due, and the publication.
+
+        A large checkpoint may still be being written then, unless `wait`: a core that is lost before it is complete
+        does the step again from its micro-steps.
+        """
         if sorted(self._micro) != sorted(microsteps):
             raise RuntimeError(f"step {step}: the buffer holds {len(self._micro)} micro-steps, not the packed ones")
         train = self.recipe.train
@@ -231,23 +240,46 @@ class Rank:
         stats = self.trainer.commit(executions, rate, targets=len(microsteps))
         self._micro = []
         self.holds = ""
+        writing = False
         if checkpoint:
-            self.checkpoint(lineage, step, version, microsteps)
+            writing = self.checkpoint(lineage, step, version, microsteps, wait)["writing"]
         published = self.publish(lineage, step, version)
         return {
             **published,
+            "checkpointed": checkpoint and not writing,
+            "writing": writing,
             "gradient_norm": stats.grad_norm,
             "skipped": bool(stats.skipped),
             "learning_rate": rate,
         }
 
-    def checkpoint(self, lineage: int, step: int, version: int, microsteps: list[str]) -> dict[str, Any]:
-        """Save the weights and the optimizer as they are after `step`, made of `microsteps`; old ones are pruned."""
+    def checkpoint(
+        self, lineage: int, step: int, version: int, microsteps: list[str], wait: bool = True
+    ) -> dict[str, Any]:
+        """Save the weights and the optimizer as they are after `step`, made of `microsteps`; old ones are pruned.
+
+        Without `wait` a large one may be written in the background; `written` then tells when it is complete.
+        """
         meta = CheckpointMeta(lineage, step, version, tuple(microsteps))
-        self.trainer.save_checkpoint(self.run.checkpoints, meta, f"{self.cell}.{self.incarnation}")
+        where = (self.run.checkpoints, meta, f"{self.cell}.{self.incarnation}")
+        writing = False
+        if wait:
+            self.trainer.save_checkpoint(*where)
+        else:
+            writing = self.trainer.begin_checkpoint(*where)
+        self._prune(lineage)
+        return {"writing": writing}
+
+    def written(self, wait: bool) -> dict[str, Any]:
+        """Has a checkpoint become complete in the background?"""
+        info = self.trainer.checkpoint_written(wait)
+        if info is not None:
+            self._prune(info.meta.lineage)
+        return {"written": info is not None}
+
+    def _prune(self, lineage: int) -> None:
         if self.layout.rank == 0:
             prune(self.run.checkpoints, self.recipe.train.keep_checkpoints, lineage)
-        return {}
 
     # ---- memory ----
 
@@ -269,6 +301,7 @@ OPERATIONS = frozenset(
         "zero",
         "merge",
         "commit",
+        "written",
         "checkpoint",
         "offload",
         "onload",
@@ -279,10 +312,7 @@ OPERATIONS = frozenset(
 def serve(rank: Rank, requests: queue.Queue[str], replies: Any) -> None:
     """Do requests for ever. A failed transfer is answered; any other error ends the process."""
     while True:
-        line = [requests.get() if rank.layout.rank == 0 else ""]
-        if rank.layout.world > 1:
-            dist.broadcast_object_list(line, src=0)
-        request = json.loads(line[0])
+        request = json.loads(next_request(rank.layout, requests))
         name = request.pop("op")
         if name not in OPERATIONS:
             raise ValueError(f"no operation {name!r}")
@@ -290,9 +320,21 @@ def serve(rank: Rank, requests: queue.Queue[str], replies: Any) -> None:
             reply = getattr(rank, name)(**request)
         except (TransferFailed, DigestMismatch) as error:
             reply = {"transfer_failed": str(error)}
-        if rank.layout.rank == 0:
-            replies.write(json.dumps(reply) + "\n")
-            replies.flush()
+        replies.write(json.dumps(reply) + "\n")
+        replies.flush()
+
+
+def next_request(layout: Layout, requests: queue.Queue[str]) -> str:
+    """The lead's next line, on every rank. It may be long in coming: a cell that serves has nothing to train."""
+    while True:
+        line = [""]
+        if layout.rank == 0:
+            with contextlib.suppress(queue.Empty):
+                line = [requests.get(timeout=IDLE_SECONDS if layout.world > 1 else None)]
+        if layout.world > 1:
+            dist.broadcast_object_list(line, src=0)
+        if line[0]:
+            return line[0]
 
 
 def read_requests(requests: queue.Queue[str]) -> None:
@@ -323,9 +365,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--incarnation", type=int, required=True)
     parser.add_argument("--model", required=True)
     parser.add_argument("--rank", type=int, default=0)
-    parser.add_argument("--world", type=int, default=1)
     parser.add_argument("--rendezvous", default="")
-    parser.add_argument("--reply-fd", type=int, required=True)
+    parser.add_argument("--reply-fd", type=int, default=-1, help="rank 0 only")
     return parser.parse_args()
 
 
@@ -335,17 +376,9 @@ def train_for(run: RunFolder, options: argparse.Namespace) -> None:
     threading.Thread(target=read_requests, args=(requests,), daemon=True).start()
     torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", "1"))))
     train = load_recipe(run.recipe, folders=False).train
-    layout = Layout(
-        rank=options.rank,
-        world=options.world,
-        tensor=train.tensor_parallel,
-        pipeline=train.pipeline_parallel,
-        data=train.data_parallel,
-        rendezvous=options.rendezvous,
-        local_rank=options.rank,
-    )
+    layout = Layout.of(train, options.rank, options.rendezvous)
     rank = Rank(run, options.cell, options.incarnation, Path(options.model), layout)
-    with os.fdopen(options.reply_fd, "w") as replies:
+    with open(os.devnull, "w") if options.rank else os.fdopen(options.reply_fd, "w") as replies:
         replies.write("{}\n")  # ready
         replies.flush()
         serve(rank, requests, replies)

@@ -137,9 +137,7 @@ def _training_layout(recipe: Recipe) -> Iterator[Problem]:
         ("context_parallel", train.context_parallel),
         ("data_parallel", train.data_parallel),
     )
-    ranks = 1
-    for _, factor in factors:
-        ranks *= factor
+    ranks = train.ranks
     product = " x ".join(f"{name} {factor}" for name, factor in factors)
     if train.context_parallel > 1:
         yield ("train", "context_parallel"), "this version of gyre trains with context_parallel = 1 only"

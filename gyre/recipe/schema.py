@@ -186,11 +186,21 @@ class Train(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     tokens_per_microstep: Positive = 131072
     """Most tokens of one micro-step; not below the context."""
     microsteps_per_grant: Positive = 1
-    """Micro-steps of a bundle, for each data-parallel rank."""
+    """Micro-steps of a bundle, for each data-parallel rank and pipeline stage."""
     checkpoint_every: Positive = 1
     """Steps between checkpoints; the last step has one."""
     keep_checkpoints: Annotated[int, Meta(ge=2)] = 2
     """Checkpoints that stay."""
+
+    @property
+    def ranks(self) -> int:
+        """Trainer ranks of a cell."""
+        return self.tensor_parallel * self.pipeline_parallel * self.context_parallel * self.data_parallel
+
+    @property
+    def bundle(self) -> int:
+        """Micro-steps of a grant: enough that every stage of every replica has work."""
+        return self.microsteps_per_grant * self.data_parallel * self.pipeline_parallel
 
 
 class Eval(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -93,7 +93,7 @@ def settings_of(
         workers=workers,
         attempts=recipe.tasks.attempts,
         grade_interrupted=recipe.tasks.interrupted == "grade",
-        microsteps_per_grant=recipe.train.microsteps_per_grant * recipe.train.data_parallel,
+        microsteps_per_grant=recipe.train.bundle,
         checkpoint_every=recipe.train.checkpoint_every,
         phase_timeout=recipe.schedule.phase_timeout,
         tasks=tasks,

@@ -49,7 +49,7 @@ def recorded_workload(state: RunState, recipe: Recipe, name: str) -> tuple[Workl
         training=Training(
             work=sum(training.values()) / max(1, sum(job.graded for group in jobs for job in group)),
             microstep=_microstep(state, training),
-            microsteps_per_grant=recipe.train.microsteps_per_grant * recipe.train.data_parallel,
+            microsteps_per_grant=recipe.train.bundle,
             optimizer=median(commit.seconds for _, commit in steps.values()),
         ),
     )

@@ -1,4 +1,4 @@
-"""From a micro-step to its loss: hidden states, log-probabilities of the targets, surrogate.
+"""From hidden states to log-probabilities of the targets.
 
 Owns the chunks of the output layer. Invariant: at most `targets_per_chunk` rows of logits exist at a time,
 forward and backward.
@@ -12,7 +12,6 @@ from torch.utils.checkpoint import checkpoint
 from gyre.objective.logprobs import vocab_parallel_logprobs
 from gyre.training import shims
 from gyre.training.architecture import Architecture
-from gyre.training.attention import Packing
 from gyre.training.batch import DeviceBatch
 from gyre.training.model import PolicyModel
 
@@ -21,15 +20,15 @@ with shims.quiet():
 
 
 def target_logprobs(
+    hidden: torch.Tensor,
     model: PolicyModel,
     architecture: Architecture,
     batch: DeviceBatch,
-    packing: Packing,
     targets_per_chunk: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability of each target at its sample's temperature, differentiable, and the entropy: fp32 (M,),
-    (M,)."""
-    hidden = model(batch.tokens, batch.positions, packing)[batch.target_rows]
+    """From hidden states (T, hidden) to the log-probability of each target at its sample's temperature,
+    differentiable, and the entropy: fp32 (M,), (M,)."""
+    hidden = hidden[batch.target_rows]
     temperatures = batch.temperatures[batch.samples]
     count = len(batch.target_rows)
     if count <= targets_per_chunk:

@@ -1,63 +1,26 @@
-"""How the ranks of a cell share the model, and the process groups that follow from it.
+"""The process groups of a cell's ranks.
 
-Owns the start and end of torch.distributed in a trainer rank. Invariant: a layout that does not divide the
-ranks or the model is refused before any process group exists.
+Owns the start and end of torch.distributed in a trainer rank. Invariant: collectives of a cell's lead and its ranks
+(requests, agreements) go through the hosts, so that a cell that waits keeps no GPU busy.
 """
 
 from __future__ import annotations
 
 import datetime
 import os
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from gyre.errors import UserError
 from gyre.training import shims
-from gyre.training.architecture import Architecture
+from gyre.training.place import Layout
 
 with shims.quiet():
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
-
-@dataclass(frozen=True)
-class Layout:
-    """One rank's place among `world` = tensor * pipeline * data ranks of its cell."""
-
-    rank: int = 0
-    world: int = 1
-    tensor: int = 1
-    pipeline: int = 1
-    data: int = 1
-    rendezvous: str = ""
-    """`file:///path` or `tcp://host:port`; unused with one rank."""
-    local_rank: int = 0
-
-    def check(self, architecture: Architecture) -> None:
-        """UserError, naming the recipe's key, for a layout that does not divide."""
-        if self.world != self.tensor * self.pipeline * self.data:
-            raise UserError(
-                f"train.tensor_parallel * pipeline_parallel * data_parallel = "
-                f"{self.tensor * self.pipeline * self.data}, but the cell has {self.world} ranks"
-            )
-        if self.pipeline > 1:
-            raise UserError("train.pipeline_parallel > 1: the schedule is not there yet, see issue 4; set it to 1")
-        if architecture.experts and self.tensor > 1:
-            # Without sequence parallelism each rank would route every token, and the experts' gradients count twice.
-            raise UserError("train.tensor_parallel > 1 is not supported for a mixture of experts: set it to 1")
-        divisible = {
-            "attention heads": architecture.heads,
-            "key-value heads": architecture.kv_heads,
-            "intermediate size": architecture.ffn,
-        }
-        for what, number in divisible.items():
-            if number % self.tensor:
-                raise UserError(f"train.tensor_parallel = {self.tensor} does not divide the model's {number} {what}")
-        if self.world > 1 and not self.rendezvous:
-            raise UserError(f"a cell of {self.world} ranks needs a rendezvous (file:// or tcp://)")
+__all__ = ["Layout", "another_group", "start", "stop"]
 
 
 def start(layout: Layout, timeout: float = 600.0) -> torch.device:
@@ -71,8 +34,10 @@ def start(layout: Layout, timeout: float = 600.0) -> torch.device:
     if layout.world == 1 or layout.rendezvous.startswith(("file://", "tcp://127.0.0.1:")):
         # All ranks are on this machine: gloo must not listen on the machine's outer address.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    # Megatron asks for it under tensor parallelism: kernels then start in the order in which they were given.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     wait = datetime.timedelta(seconds=timeout)
-    backend = "nccl" if cuda else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     if layout.world == 1:
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=wait)
     else:
@@ -89,6 +54,11 @@ def start(layout: Layout, timeout: float = 600.0) -> torch.device:
     # one.
     model_parallel_cuda_manual_seed(1, inference_rng_tracker=True)
     return device
+
+
+def another_group() -> dist.ProcessGroup | None:
+    """A group of all ranks over the hosts, for a thread that runs beside the training; None for one rank."""
+    return dist.new_group(backend="gloo") if dist.get_world_size() > 1 else None
 
 
 def stop() -> None:

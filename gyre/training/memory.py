@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
@@ -43,6 +44,14 @@ class OffloadedTensors:
             taken += size
         self._kept.clear()
         return taken
+
+
+def available_on_host() -> int:
+    """Bytes that this machine can still give to processes without swapping."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return 0
 
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:

@@ -15,10 +15,11 @@ import torch.nn.functional as F
 from gyre.training import shims
 from gyre.training.architecture import Architecture
 from gyre.training.attention import Packing, PositionRotary, SegmentAttention
-from gyre.training.layout import Layout
 from gyre.training.names import mapping
+from gyre.training.place import Layout
 
 with shims.quiet():
+    from megatron.core import parallel_state
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
@@ -38,6 +39,8 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
             transformer_layer_spec=layer_spec(architecture),
             vocab_size=architecture.padded_vocab(layout.tensor),
             max_sequence_length=architecture.max_positions,
+            pre_process=parallel_state.is_pipeline_first_stage(),
+            post_process=parallel_state.is_pipeline_last_stage(),
             parallel_output=True,
             share_embeddings_and_output_weights=architecture.tied,
             position_embedding_type="rope",
@@ -54,17 +57,18 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
     ) -> torch.Tensor:
         """tokens, positions: int64 (T,) -> hidden states after the last norm, (T, hidden).
 
+        In a pipeline every stage is given both; the earlier ones give (T, 1, hidden), which the schedule takes on.
         Either `packing`, or a bool `attention_mask` (1, 1, T, T), True where masked (for trees), or plain
         causal.
         """
-        embedded = self.embedding(input_ids=tokens[None], position_ids=positions[None])
+        embedded = self.embedding(input_ids=tokens[None], position_ids=positions[None]) if self.pre_process else None
         hidden = self.decoder(
             hidden_states=embedded,
             attention_mask=attention_mask,
             rotary_pos_emb=self.rotary_pos_emb(positions),
             packed_seq_params=packing,
         )
-        return hidden[:, 0]
+        return hidden[:, 0] if self.post_process else hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: (M, hidden) -> this tensor-parallel rank's columns, (M, padded vocab / tensor parallel)."""
@@ -76,7 +80,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
 def build_model(architecture: Architecture, layout: Layout, dtype: torch.dtype, device: torch.device) -> PolicyModel:
     """The model of this rank, its weights not yet meaningful (`weights.load_hf` or a checkpoint fills
     them)."""
-    with shims.quiet():
+    with shims.quiet(), shims.cuda_names_on_cpu():
         model = PolicyModel(architecture, layout, dtype).to(device=device, dtype=dtype)
     for name, parameter in model.named_parameters():
         kind = mapping(name).kind
@@ -87,12 +91,15 @@ def build_model(architecture: Architecture, layout: Layout, dtype: torch.dtype, 
     return model
 
 
-def with_gradient_buffers(model: PolicyModel) -> DistributedDataParallel:
-    """Wrap in Megatron's DDP for its flat fp32 `grad_data`: no scaling, no overlap, plain sums."""
+def with_gradient_buffers(model: PolicyModel, layout: Layout) -> DistributedDataParallel:
+    """Wrap in Megatron's DDP for its flat fp32 `grad_data`: no scaling, no overlap, plain sums.
+
+    With data parallelism the buffers are those of the distributed optimizer: padded, and reduced by scattering.
+    """
     config = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
         overlap_grad_reduce=False,
-        use_distributed_optimizer=False,
+        use_distributed_optimizer=layout.data > 1,
         average_in_collective=False,
     )
     return DistributedDataParallel(config=model.config, ddp_config=config, module=model)
@@ -124,6 +131,9 @@ def transformer_config(architecture: Architecture, layout: Layout, dtype: torch.
         qk_layernorm=architecture.qk_norm,
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,
+        variable_seq_lengths=layout.pipeline > 1,
+        # the default goes with one length for all micro-steps
+        moe_token_dispatcher_type="alltoall" if layout.pipeline > 1 else "allgather",
         normalization="RMSNorm",
         activation_func=F.silu,
         gated_linear_unit=True,
@@ -161,7 +171,6 @@ def _experts(architecture: Architecture) -> dict[str, Any]:
         "moe_aux_loss_coeff": 0.0,
         "moe_router_enable_expert_bias": False,
         "moe_expert_capacity_factor": None,
-        "moe_token_dispatcher_type": "allgather",
         "moe_grouped_gemm": False,
     }
 

@@ -7,6 +7,7 @@ is finite, on all ranks or on none.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,17 +17,45 @@ from gyre.training import shims
 from gyre.training.settings import TrainSettings
 
 with shims.quiet():
-    from megatron.core import parallel_state
     from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-class Adam:
-    """AdamW on fp32 parameters (bf16 ones have fp32 copies), clipped by global norm."""
+@dataclass(frozen=True)
+class Held:
+    """One parameter's part in Adam on this rank: elements [first, last) of the flattened parameter.
 
-    def __init__(self, model: DistributedDataParallel, settings: TrainSettings, dtype: torch.dtype) -> None:
+    main: the fp32 tensor that Adam steps, the parameter itself, a view of it or a copy; with the distributed optimizer
+    it is flat. state: Adam's, of `main`'s shape. group: Adam's parameter group.
+    """
+
+    parameter: torch.nn.Parameter
+    main: torch.Tensor
+    state: dict[str, Any]
+    group: dict[str, Any]
+    first: int
+    last: int
+
+    @property
+    def copied(self) -> bool:
+        return self.parameter.dtype is not torch.float32
+
+    @property
+    def whole(self) -> bool:
+        return self.last - self.first == self.parameter.numel()
+
+
+class Adam:
+    """AdamW on fp32 parameters (bf16 ones have fp32 copies), clipped by global norm.
+
+    `distributed`: each data-parallel rank holds and steps its part of every buffer (Megatron's DistributedOptimizer).
+    """
+
+    def __init__(
+        self, model: DistributedDataParallel, settings: TrainSettings, dtype: torch.dtype, distributed: bool = False
+    ) -> None:
         config = OptimizerConfig(
             optimizer="adam",
             lr=0.0,
@@ -38,7 +67,7 @@ class Adam:
             clip_grad=settings.gradient_clip,
             bf16=dtype is torch.bfloat16,
             params_dtype=dtype,
-            use_distributed_optimizer=False,
+            use_distributed_optimizer=distributed,
         )
         self._model = model
         self._weight_decay = settings.weight_decay
@@ -54,13 +83,14 @@ class Adam:
 
         A gradient that is not finite changes nothing: (norm, False).
         """
-        finalize_model_grads([self._model])
+        with shims.quiet():
+            finalize_model_grads([self._model])
         for group in self._megatron.param_groups:
             group["lr"] = learning_rate
             group["weight_decay"] = self._weight_decay * group["wd_mult"]  # Megatron gives norms a factor of zero
         if not self._finite():
             return float("nan"), False
-        with shims.cuda_names_on_cpu():
+        with shims.cuda_names_on_cpu(), shims.quiet():
             success, norm, _ = self._megatron.step()
             # The fp32 optimizer leaves `grad` an alias of `main_grad`; the next backward pass would then
             # count twice.
@@ -71,50 +101,51 @@ class Adam:
         """Take over weights that were just written into the model (the fp32 copies of bf16 parameters)."""
         self._megatron.reload_model_params()
 
-    def main_parameters(
-        self,
-    ) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor, dict[str, Any], dict[str, Any]]]:
-        """For each parameter: itself, the fp32 tensor that Adam steps, Adam's state of it, its parameter
-        group."""
+    def held(self) -> Iterator[Held]:
+        """What this rank steps, parameter by parameter."""
         for optimizer in self._used():
             inner = optimizer.optimizer
-            copies = _copies(optimizer)
+            parameters = _parameters(optimizer)
+            ranges = getattr(optimizer, "_get_model_param_range_map", None)
             for group in inner.param_groups:
                 for main in group["params"]:
-                    yield copies.get(main, main), main, inner.state[main], group
+                    parameter = parameters.get(main, main)
+                    part = ranges(parameter)["param"] if ranges is not None else None
+                    first, last = (part.start, part.end) if part is not None else (0, parameter.numel())
+                    yield Held(parameter, main, inner.state[main], group, first, last)
 
     def steps(self) -> int:
         """Steps that Adam has counted."""
-        for _, _, state, group in self.main_parameters():
-            return int(state.get("step", group.get("step", 0)))
+        for held in self.held():
+            return int(held.state.get("step", held.group.get("step", 0)))
         return 0
 
     def set_steps(self, steps: int) -> None:
         """Restore the count; each parameter gets a counter of its own (a shared one would be counted up many
         times)."""
-        for _, _, state, group in self.main_parameters():
+        for held in self.held():
             if not self._torch_adam:
-                group["step"] = steps
+                held.group["step"] = steps
             else:
-                state["step"] = torch.tensor(float(steps), dtype=torch.float32)
+                held.state["step"] = torch.tensor(float(steps), dtype=torch.float32)
 
     def fill(self) -> None:
         """Create the state of a fresh Adam where it has not stepped yet."""
         fresh = self.steps() == 0
-        for _, main, state, _ in self.main_parameters():
+        for held in self.held():
             for moment in MOMENTS:
-                if moment not in state:
-                    state[moment] = torch.zeros_like(main, memory_format=torch.preserve_format)
+                if moment not in held.state:
+                    held.state[moment] = torch.zeros_like(held.main, memory_format=torch.preserve_format)
         if fresh:
             self.set_steps(0)
 
     def tensors(self) -> list[torch.Tensor]:
         """Every device tensor that belongs to the optimizer alone: moments, and fp32 copies."""
         out: list[torch.Tensor] = []
-        for parameter, main, state, _ in self.main_parameters():
-            out.extend(state[moment] for moment in MOMENTS if moment in state)
-            if main is not parameter:
-                out.append(main)
+        for held in self.held():
+            out.extend(held.state[moment] for moment in MOMENTS if moment in held.state)
+            if held.copied:
+                out.append(held.main)
         return out
 
     def _used(self) -> list[Any]:
@@ -130,15 +161,20 @@ class Adam:
         bad = torch.zeros(1, device=buffers[0].grad_data.device)
         for buffer in buffers:
             bad += (~torch.isfinite(buffer.grad_data.sum())).float()
-        dist.all_reduce(bad, group=parallel_state.get_model_parallel_group())
+        dist.all_reduce(bad)  # of all ranks: with the distributed optimizer each has a part of the sum
         return not bool(bad.item())
 
 
-def _copies(optimizer: Any) -> dict[torch.Tensor, torch.nn.Parameter]:
-    """fp32 copy -> the bf16 parameter of the model that it stands for; empty for an fp32 optimizer."""
-    pairs = zip(
-        getattr(optimizer, "fp32_from_float16_groups", []),
-        getattr(optimizer, "float16_groups", []),
-        strict=True,
-    )
-    return {main: model for mains, models in pairs for main, model in zip(mains, models, strict=True)}
+def _parameters(optimizer: Any) -> dict[torch.Tensor, torch.nn.Parameter]:
+    """What Adam steps -> the parameter of the model behind it, where they are not the same tensor."""
+    pairs = [("fp32_from_float16_groups", "float16_groups")]
+    if hasattr(optimizer, "shard_fp32_groups"):
+        pairs = [("shard_fp32_groups", "model_fp32_groups"), ("shard_fp32_from_float16_groups", "model_float16_groups")]
+    return {
+        main: parameter
+        for mains_of, parameters_of in pairs
+        for mains, parameters in zip(
+            getattr(optimizer, mains_of, []), getattr(optimizer, parameters_of, []), strict=True
+        )
+        for main, parameter in zip(mains, parameters, strict=True)
+    }

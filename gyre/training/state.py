@@ -7,10 +7,11 @@ loading changes no bit of parameters, moments and step count, under any layout t
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,12 +23,17 @@ from gyre.ledger.checkpoints import CheckpointInfo, CheckpointMeta, CheckpointRe
 from gyre.ledger.chunks import ArraySpec, FileRecord, write_chunk
 from gyre.training import shims
 from gyre.training.model import PolicyModel
-from gyre.training.optimizer import MOMENTS, Adam
+from gyre.training.optimizer import MOMENTS, Adam, Held
 
 with shims.quiet():
     from megatron.core import parallel_state
     from megatron.core.dist_checkpointing.dict_utils import nested_values
     from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+
+
+T = TypeVar("T")
+PREFIXES = tuple(f"optimizer.{moment}." for moment in MOMENTS)
+MAIN = "optimizer.main."
 
 
 @dataclass(frozen=True)
@@ -45,22 +51,55 @@ class Shard:
 
 
 def save(model: PolicyModel, optimizer: Adam, folder: Path, meta: CheckpointMeta, nonce: str) -> CheckpointInfo:
-    """Write a checkpoint below `folder`; a collective of all ranks. `nonce` must be equal on all of them.
+    """Write a checkpoint below `folder`; a collective of all ranks, each of which writes its own chunks. `nonce` must
+    be equal on all of them.
 
-    UserError when the file system refuses; then nothing is left behind.
+    UserError, on every rank, when the file system refuses one of them; then nothing is left behind.
     """
+    shards, meta = collect(model, optimizer, meta)
+    return write(shards, arrays_of(shards), folder, meta, nonce)
+
+
+def collect(model: PolicyModel, optimizer: Adam, meta: CheckpointMeta) -> tuple[list[Shard], CheckpointMeta]:
+    """All shards that this rank knows, over live tensors; a collective. The meta gets Adam's count of steps."""
     optimizer.fill()
-    extra = {**meta.extra, "optimizer_steps": optimizer.steps()}
-    meta = replace(meta, extra=extra)
-    shards = list(_all_shards(model, optimizer))
-    arrays = _merged({shard.spec.key: shard.spec for shard in shards})
+    meta = replace(meta, extra={**meta.extra, "optimizer_steps": optimizer.steps()})
+    return [*_model_shards(model), *_optimizer_shards(model, optimizer)], meta
+
+
+def copied(shards: list[Shard]) -> list[Shard]:
+    """What this rank writes, on the host and out of the reach of training."""
+    return [replace(shard, tensor=shard.tensor.to("cpu", copy=True)) for shard in shards if shard.writes]
+
+
+def arrays_of(shards: list[Shard]) -> dict[str, ArraySpec]:
+    """The arrays of all ranks; with pipeline stages each knows its own only. A collective."""
+    gathered: list[dict[str, ArraySpec]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(gathered, {shard.spec.key: shard.spec for shard in shards})
+    return {key: spec for part in gathered for key, spec in part.items()}
+
+
+def write(
+    shards: list[Shard],
+    arrays: dict[str, ArraySpec],
+    folder: Path,
+    meta: CheckpointMeta,
+    nonce: str,
+    group: dist.ProcessGroup | None = None,
+) -> CheckpointInfo:
+    """The writing part of `save`; a collective over `group`, which is all ranks."""
     path = checkpoints.temporary_path(folder, meta.step, meta.lineage, nonce)
+    first = dist.get_rank() == 0
     try:
-        _write_all(path, meta, shards, arrays)
+        _together(lambda: checkpoints.create(path, arrays.values()) if first else None, group)
+        written = _together(lambda: [_write(path, shard) for shard in shards if shard.writes], group)
+        records = [record for part in written for record in part]
+        _together(lambda: checkpoints.finish(path, meta, list(arrays.values()), records) if first else None, group)
     except OSError as error:
         # A full disk or a lost mount: nothing half-written may go on filling it, and the last checkpoint
         # stands.
-        shutil.rmtree(path, ignore_errors=True)
+        if first:
+            shutil.rmtree(path, ignore_errors=True)
         raise UserError(
             f"{path}: the checkpoint cannot be written ({error.strerror}); make room, then `gyre resume`",
             code=1,
@@ -68,55 +107,114 @@ def save(model: PolicyModel, optimizer: Adam, folder: Path, meta: CheckpointMeta
     return checkpoints.read_info(checkpoints.final_path(folder, meta.step))
 
 
-def _write_all(path: Path, meta: CheckpointMeta, shards: list[Shard], arrays: dict[str, ArraySpec]) -> None:
-    if dist.get_rank() == 0:
-        checkpoints.create(path, arrays.values())
-    dist.barrier()
-    written = [_write(path, shard) for shard in shards if shard.writes]
-    gathered: list[list[FileRecord]] = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(gathered, written)
-    if dist.get_rank() == 0:
-        checkpoints.finish(path, meta, list(arrays.values()), [record for part in gathered for record in part])
-    dist.barrier()
+def _together(work: Callable[[], T], group: dist.ProcessGroup | None) -> list[T]:
+    """Do `work` on every rank; all its values, or on every rank the OSError that any of them met."""
+    value, problem = None, None
+    try:
+        value = work()
+    except OSError as error:
+        problem = (error.errno, error.strerror)
+    gathered: list[Any] = [(value, problem)] * dist.get_world_size()
+    if len(gathered) > 1:
+        dist.all_gather_object(gathered, (value, problem), group=group)
+    for _, found in gathered:
+        if found is not None:
+            raise OSError(*found)
+    return [one for one, _ in gathered]
 
 
 def load(model: PolicyModel, optimizer: Adam | None, path: Path) -> CheckpointInfo:
     """Fill the model, and the optimizer where there is one, from a complete checkpoint of any layout."""
     info = checkpoints.read_info(path)
     reader = CheckpointReader(path)
-    for shard in _model_shards(model):
-        _read(reader, shard)
+    entries = _entries(model)
+    for name, parameter in model.named_parameters():
+        for shard in _shards(entries[name], parameter.detach(), "", writes=False):
+            _read(reader, shard)
     if optimizer is not None:
         optimizer.fill()
         optimizer.reload()
-        held = set(reader.keys())
-        for shard in _optimizer_shards(model, optimizer):
-            # An fp32 run's checkpoint has no separate fp32 copies; then the weights just taken over stand.
-            if shard.spec.key in held or not shard.spec.key.startswith("optimizer.main."):
-                _read(reader, shard)
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        arrays = set(reader.keys())
+        for held in optimizer.held():
+            for prefix, tensor in _optimizer_tensors(held):
+                # An fp32 run's checkpoint has no separate fp32 copies; then the weights just taken over stand.
+                if prefix != MAIN or f"{MAIN}{_key(entries[names[held.parameter]])}" in arrays:
+                    _read_held(reader, entries[names[held.parameter]], held, tensor, prefix)
         optimizer.set_steps(int(info.meta.extra["optimizer_steps"]))
     return info
 
 
-def _all_shards(model: PolicyModel, optimizer: Adam) -> Iterator[Shard]:
-    yield from _model_shards(model)
-    yield from _optimizer_shards(model, optimizer)
-
-
 def _model_shards(model: PolicyModel) -> Iterator[Shard]:
-    for name, entry in _entries(model).items():
-        yield from _shards(entry, model.get_parameter(name).detach(), prefix="")
+    """Every data-parallel rank has all of them: they write in turn."""
+    rank, ranks = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
+    entries = _entries(model)
+    for index, (name, parameter) in enumerate(model.named_parameters()):
+        yield from _shards(entries[name], parameter.detach(), "", writes=index % ranks == rank)
 
 
 def _optimizer_shards(model: PolicyModel, optimizer: Adam) -> Iterator[Shard]:
+    """Moments, and fp32 copies of bf16 parameters. With the distributed optimizer most parameters lie wholly in one
+    data-parallel rank, which writes them; those across a border are put together in the first rank that has a part.
+    """
+    group = parallel_state.get_data_parallel_group()
+    me, ranks = dist.get_rank(group), dist.get_world_size(group)
+    mine = {held.parameter: held for held in optimizer.held()}
+    parts = {name: _part(mine.get(parameter)) for name, parameter in model.named_parameters()}
+    everyones: list[dict[str, tuple[int, int] | None]] = [parts] * ranks
+    if ranks > 1:
+        dist.all_gather_object(everyones, parts, group=group)
     entries = _entries(model)
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    for parameter, main, state, _ in optimizer.main_parameters():
-        entry = entries[names[parameter]]
-        for moment in MOMENTS:
-            yield from _shards(entry, state[moment], prefix=f"optimizer.{moment}.")
-        if main is not parameter:
-            yield from _shards(entry, main.detach(), prefix="optimizer.main.")
+    for name, parameter in model.named_parameters():
+        owners = [rank for rank in range(ranks) if everyones[rank][name] is not None]
+        whole = everyones[owners[0]][name] == (0, parameter.numel())
+        held = mine.get(parameter)
+        for prefix in (*PREFIXES, *([MAIN] if parameter.dtype is not torch.float32 else [])):
+            tensor = dict(_optimizer_tensors(held))[prefix] if held is not None else None
+            if not whole:
+                tensor = _assembled(parameter, held, tensor, dist.get_global_rank(group, owners[0]), group)
+            if tensor is None or me != owners[0]:
+                tensor = torch.empty(parameter.shape, device="meta")  # of another rank's chunks only the place is known
+            yield from _shards(entries[name], tensor.view(parameter.shape), prefix, writes=me == owners[0])
+
+
+def _part(held: Held | None) -> tuple[int, int] | None:
+    return (held.first, held.last) if held is not None else None
+
+
+def _optimizer_tensors(held: Held) -> Iterator[tuple[str, torch.Tensor]]:
+    """What a checkpoint keeps of a parameter's Adam, each of `main`'s shape."""
+    for moment, prefix in zip(MOMENTS, PREFIXES, strict=True):
+        yield prefix, held.state[moment].detach()
+    if held.copied:
+        yield MAIN, held.main.detach()
+
+
+def _assembled(
+    parameter: torch.Tensor, held: Held | None, part: torch.Tensor | None, writer: int, group: dist.ProcessGroup
+) -> torch.Tensor:
+    """fp32 of the parameter's shape, whole in rank `writer`. Summed as integers, disjoint parts keep their bits."""
+    whole = torch.zeros(parameter.numel(), dtype=torch.int32, device=parameter.device)
+    if held is not None and part is not None:
+        whole[held.first : held.last] = part.view(torch.int32)
+    dist.reduce(whole, dst=writer, group=group)
+    return whole.view(torch.float32)
+
+
+def _read_held(
+    reader: CheckpointReader, entry: ShardedTensor | ShardedTensorFactory, held: Held, tensor: torch.Tensor, prefix: str
+) -> None:
+    """Fill this rank's part of a parameter's moment."""
+    shape = held.parameter.shape
+    whole = tensor.view(shape) if held.whole else torch.empty(shape, dtype=tensor.dtype)
+    for shard in _shards(entry, whole, prefix, writes=False):
+        _read(reader, shard)
+    if not held.whole:
+        tensor.copy_(whole.view(-1)[held.first : held.last])
+
+
+def _key(entry: ShardedTensor | ShardedTensorFactory) -> str:
+    return str(entry.key)
 
 
 def _entries(model: PolicyModel) -> dict[str, ShardedTensor | ShardedTensorFactory]:
@@ -126,8 +224,13 @@ def _entries(model: PolicyModel) -> dict[str, ShardedTensor | ShardedTensorFacto
     return {name: described[name] for name, _ in model.named_parameters()}
 
 
-def _shards(entry: ShardedTensor | ShardedTensorFactory, tensor: torch.Tensor, prefix: str) -> Iterator[Shard]:
-    """The chunks of `tensor`, which has the parameter's shape: one, or gate and up for a SwiGLU weight."""
+def _shards(
+    entry: ShardedTensor | ShardedTensorFactory, tensor: torch.Tensor, prefix: str, writes: bool
+) -> Iterator[Shard]:
+    """The chunks of `tensor`, which has the parameter's shape: one, or gate and up for a SwiGLU weight.
+
+    `writes`: this rank is the one of its data-parallel ranks that writes them, unless other ranks do.
+    """
     if isinstance(entry, ShardedTensorFactory):
         built = replace(entry, data=tensor).build()
         leaves = list(nested_values(built)) if isinstance(built, dict) else list(built)
@@ -142,14 +245,8 @@ def _shards(entry: ShardedTensor | ShardedTensorFactory, tensor: torch.Tensor, p
             dtype=str(tensor.dtype).removeprefix("torch."),
         )
         copies = leaf.replica_id if isinstance(leaf.replica_id, tuple) else (leaf.replica_id,)
-        yield Shard(spec, tuple(leaf.global_offset), leaf.data, writes=all(copy == 0 for copy in copies))
-
-
-def _merged(own: dict[str, ArraySpec]) -> dict[str, ArraySpec]:
-    """The arrays of all ranks; with pipeline stages each knows its own only."""
-    gathered: list[dict[str, ArraySpec]] = [{} for _ in range(dist.get_world_size())]
-    dist.all_gather_object(gathered, own)
-    return {key: spec for part in gathered for key, spec in part.items()}
+        original = all(copy == 0 for copy in copies[:-1])  # the last counts data-parallel ranks
+        yield Shard(spec, tuple(leaf.global_offset), leaf.data, writes=writes and original)
 
 
 def _write(path: Path, shard: Shard) -> FileRecord:

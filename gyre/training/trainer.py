@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,14 +21,15 @@ from gyre.ledger.checkpoints import CheckpointInfo, CheckpointMeta
 from gyre.ledger.training_stats import statistics_of
 from gyre.objective.differences import units_of
 from gyre.objective.surrogate import Surrogate, surrogate
-from gyre.training import flat, layout, memory, shims, state, weights
+from gyre.training import flat, layout, memory, pipeline, shims, state, weights
 from gyre.training.architecture import read_architecture
-from gyre.training.batch import MicroStepBatch, to_device
+from gyre.training.batch import DeviceBatch, MicroStepBatch, to_device
 from gyre.training.folder import write_hf
 from gyre.training.forward import target_logprobs
 from gyre.training.gradients import FrozenGradients, Gradients
 from gyre.training.model import DTYPES, build_model, with_gradient_buffers
 from gyre.training.optimizer import Adam
+from gyre.training.saving import Saver
 from gyre.training.settings import TrainSettings
 
 with shims.quiet():
@@ -56,9 +58,10 @@ class MicroStepStats:
     difference_max: float
     difference_mean: float
     difference_sum: float
-    seconds: float
     by_length: dict[str, float]
     """The differences by sample length (`gyre.ledger.training_stats`)."""
+    seconds: float = 0.0
+    """of forward and backward; 0 in a pipeline, where micro-steps overlap"""
 
     def row(self) -> dict[str, float]:
         """As the statistics of a `done` line."""
@@ -90,10 +93,13 @@ class Trainer:
         self.device = layout.start(place)
         self.dtype = DTYPES[train.dtype]
         self.model = build_model(self.architecture, place, self.dtype, self.device)
-        self._ddp = with_gradient_buffers(self.model)
+        self._ddp = with_gradient_buffers(self.model, place)
         self._gradients = Gradients(self._ddp)
         self._offloaded = memory.OffloadedTensors()
         self._optimizer: Adam | None = None
+        self._saver: Saver | None = None
+        self._taken = 0
+        """micro-steps of `train_microsteps` whose gradients are in the buffers of this cell"""
         self.zero_gradients()
         if core:
             self.promote()
@@ -102,14 +108,23 @@ class Trainer:
         """Give this rank the optimizer, with zero moments: the cell becomes the core and loads a checkpoint
         next."""
         if self._optimizer is None:
-            self._optimizer = Adam(self._ddp, self.settings, self.dtype)
+            self._optimizer = Adam(self._ddp, self.settings, self.dtype, distributed=self.layout.data > 1)
 
     @property
     def core(self) -> bool:
         return self._optimizer is not None
 
     def close(self) -> None:
+        self.checkpoint_written(wait=True)
         layout.stop()
+
+    def agree(self, value: Any) -> list[Any]:
+        """Every rank's value, in rank order; a collective."""
+        if self.layout.world == 1:
+            return [value]
+        values: list[Any] = [None] * self.layout.world
+        dist.all_gather_object(values, value)
+        return values
 
     # Weights
 
@@ -129,7 +144,22 @@ class Trainer:
     def save_checkpoint(self, folder: Path, meta: CheckpointMeta, nonce: str) -> CheckpointInfo:
         """Write `folder`/step-NNNNNN.zarr; a collective of the core's ranks. The `nonce` must be equal on all
         of them."""
+        self.checkpoint_written(wait=True)
         return state.save(self.model, self._core(), folder, meta, nonce)
+
+    def begin_checkpoint(self, folder: Path, meta: CheckpointMeta, nonce: str) -> bool:
+        """Like `save_checkpoint`, but where memory allows a copy is written in the background, while training goes
+        on: True then, and `checkpoint_written` tells when it is complete. A collective."""
+        if self._saver is None:
+            self._saver = Saver()
+        return self._saver.save(self.model, self._core(), folder, meta, nonce)
+
+    def checkpoint_written(self, wait: bool = False) -> CheckpointInfo | None:
+        """The checkpoint that has become complete in the background, told once. Raises UserError when it could not be
+        written."""
+        if self._saver is None:
+            return None
+        return self._saver.wait() if wait else self._saver.poll()
 
     def weights_flat(self) -> list[torch.Tensor]:
         """A new host buffer of this rank's parameters, in the order of `flat.flatten`: one tensor, of the
@@ -174,15 +204,46 @@ class Trainer:
 
     def zero_gradients(self) -> None:
         self._gradients.zero()
+        self._taken = 0
+
+    def train_microsteps(self, batches: Sequence[MicroStepBatch]) -> list[MicroStepStats]:
+        """Add the gradients of the cell's next micro-steps; a collective of all its ranks, all with the same batches.
+
+        The data-parallel ranks take them in turn, counted from the last `zero_gradients`, so who trains what follows
+        from the order alone. Returns the statistics of every micro-step, on every rank.
+        """
+        first, self._taken = self._taken, self._taken + len(batches)
+        turn = parallel_state.get_data_parallel_rank()
+        mine = [index for index in range(len(batches)) if (first + index) % self.layout.data == turn]
+        own = dict(zip(mine, self._train([batches[index] for index in mine]), strict=False))
+        stats = {index: one for part in reversed(self.agree(own)) for index, one in part.items()}
+        return [stats[index] for index in range(len(batches))]
 
     def train_microstep(self, batch: MicroStepBatch) -> MicroStepStats:
-        """Add the gradient of the micro-step's loss sum to this cell's own buffers, unscaled."""
-        began = time.perf_counter()
-        batch.check(self.architecture.vocab)
-        packing, on_device = batch.packing(), to_device(batch, self.device)
-        logprobs, entropy = target_logprobs(
-            self.model, self.architecture, on_device, packing, self.settings.targets_per_chunk
-        )
+        """Add the gradient of the micro-step's loss sum to this replica's own buffers, unscaled. For one pipeline
+        stage."""
+        return self._train([batch])[0]
+
+    def _train(self, batches: Sequence[MicroStepBatch]) -> list[MicroStepStats]:
+        """Statistics in the last stage; nothing in the others."""
+        for batch in batches:
+            batch.check(self.architecture.vocab)
+        if self.layout.pipeline > 1:
+            return pipeline.run(self._ddp, batches, self._loss)
+        stats = []
+        for batch in batches:
+            began = time.perf_counter()
+            on_device = to_device(batch, self.device)
+            loss, one = self._loss(self.model(on_device.tokens, on_device.positions, batch.packing()), batch, on_device)
+            loss.backward()  # type: ignore[no-untyped-call]
+            stats.append(replace(one, seconds=time.perf_counter() - began))
+        return stats
+
+    def _loss(
+        self, hidden: torch.Tensor, batch: MicroStepBatch, on_device: DeviceBatch
+    ) -> tuple[torch.Tensor, MicroStepStats]:
+        chunk = self.settings.targets_per_chunk
+        logprobs, entropy = target_logprobs(hidden, self.model, self.architecture, on_device, chunk)
         result = surrogate(
             self.settings.objective,
             new_logprobs=logprobs,
@@ -192,22 +253,27 @@ class Trainer:
             weights=on_device.weights,
             clip=self.settings.clip,
         )
-        result.loss.backward()
         difference = logprobs.detach() - on_device.behaviour_logprobs
-        return _stats(self.settings.objective, batch, result, difference, entropy, time.perf_counter() - began)
+        return result.loss, _stats(self.settings.objective, batch, result, difference, entropy)
 
     def logprobs(self, batch: MicroStepBatch) -> torch.Tensor:
-        """Log-probabilities of a micro-step's targets under the present weights, fp32 (M,) on the host."""
+        """Log-probabilities of a micro-step's targets under the present weights, fp32 (M,) on the host. A collective
+        of a replica's ranks."""
         batch.check(self.architecture.vocab)
+
+        def values(
+            hidden: torch.Tensor, _: MicroStepBatch, on_device: DeviceBatch
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            chunk = self.settings.targets_per_chunk
+            found, _entropy = target_logprobs(hidden, self.model, self.architecture, on_device, chunk)
+            return found.sum(), found.cpu()
+
         with torch.no_grad():
-            values, _ = target_logprobs(
-                self.model,
-                self.architecture,
-                to_device(batch, self.device),
-                batch.packing(),
-                self.settings.targets_per_chunk,
-            )
-        return values.cpu()
+            if self.layout.pipeline > 1:
+                found = pipeline.run(self._ddp, [batch], values, backward=False)
+                return pipeline.from_last_stage(found[0] if found else None)
+            on_device = to_device(batch, self.device)
+            return values(self.model(on_device.tokens, on_device.positions, batch.packing()), batch, on_device)[1]
 
     def gradients_flat(self) -> list[torch.Tensor]:
         """The live fp32 buffers; `freeze` gives copies that can be offered."""
@@ -277,7 +343,6 @@ def _stats(
     result: Surrogate,
     difference: torch.Tensor,
     entropy: torch.Tensor,
-    seconds: float,
 ) -> MicroStepStats:
     samples = torch.from_numpy(batch.samples.astype(np.int64)).to(difference.device)
     if batch.comparable is not None:
@@ -299,6 +364,5 @@ def _stats(
         difference_max=float(magnitude.max()),
         difference_mean=float(magnitude.mean()),
         difference_sum=float(difference.sum()),
-        seconds=seconds,
         by_length=statistics_of(*units_of(objective, difference, samples, len(batch.advantages))),
     )

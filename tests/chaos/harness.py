@@ -111,9 +111,9 @@ class Drill:
     def pid(self, name: str) -> int:
         return self.state.processes[name].pid
 
-    def rank(self, cell: str) -> int:
-        pid = procs.child_of(self.pid(cell), "gyre.processes.trainer_rank")
-        assert pid, f"{cell} has no rank"
+    def rank(self, cell: str, number: int = 0) -> int:
+        pid = procs.child_of(self.pid(cell), f"--rank {number} ", "gyre.processes.trainer_rank")
+        assert pid, f"{cell} has no rank {number}"
         return pid
 
     def engine(self, cell: str) -> int:

@@ -45,9 +45,9 @@ def command(pid: int) -> str:
     return _read(pid, "cmdline").strip()
 
 
-def child_of(pid: int, word: str) -> int:
-    """The child of `pid` whose command line has `word` in it; 0 when there is none."""
-    found = [other for other in pids() if parent(other) == pid and word in command(other)]
+def child_of(pid: int, *words: str) -> int:
+    """The child of `pid` whose command line has all of `words` in it; 0 when there is none."""
+    found = [other for other in pids() if parent(other) == pid and all(word in command(other) for word in words)]
     return found[0] if found else 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,25 +89,27 @@ def _shape(name: str, config: dict[str, Any]) -> tuple[int, ...]:
     return shape[:1] if name.endswith(".bias") else shape
 
 
+def write_folder(parent: Path, **changes: Any) -> Path:
+    """A Hugging Face folder below `parent` with random fp32 weights; `changes` to config.json."""
+    from safetensors.torch import save_file
+
+    config = CONFIG | changes
+    folder = parent / f"model-{len(list(parent.glob('model-*')))}"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    generator = torch.Generator().manual_seed(11)
+    tensors = {}
+    for name in hf_names(read_architecture(folder)):
+        noise = torch.randn(_shape(name, config), generator=generator)
+        tensors[name] = 1 + 0.1 * noise if name.endswith("norm.weight") else 0.15 * noise
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
 @pytest.fixture
 def make_folder(tmp_path: Path) -> MakeFolder:
     """make_folder(**changes to config.json) -> a Hugging Face folder with random fp32 weights."""
-    from safetensors.torch import save_file
-
-    def make(**changes: Any) -> Path:
-        config = CONFIG | changes
-        folder = tmp_path / f"model-{len(list(tmp_path.glob('model-*')))}"
-        folder.mkdir()
-        (folder / "config.json").write_text(json.dumps(config))
-        generator = torch.Generator().manual_seed(11)
-        tensors = {}
-        for name in hf_names(read_architecture(folder)):
-            noise = torch.randn(_shape(name, config), generator=generator)
-            tensors[name] = 1 + 0.1 * noise if name.endswith("norm.weight") else 0.15 * noise
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-        return folder
-
-    return make
+    return partial(write_folder, tmp_path)
 
 
 @pytest.fixture
@@ -190,11 +193,12 @@ def close_in_norm(one: torch.Tensor, other: torch.Tensor, tolerance: float = 1e-
     return float((one.double() - other.double()).norm()) <= tolerance * float(other.double().norm())
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def helpers() -> Any:
     """The functions above, for test files that cannot import a conftest."""
 
     class Helpers:
+        write_folder = staticmethod(write_folder)
         make_batch = staticmethod(make_batch)
         take = staticmethod(take)
         gradient = staticmethod(gradient)

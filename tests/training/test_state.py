@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from gyre.errors import UserError
+from gyre.ledger import checkpoints
 from gyre.ledger.checkpoints import CheckpointMeta, CheckpointReader, newest_complete, verify
 from gyre.ledger.microsteps import MicroStep
 from gyre.training.batch import MicroStepBatch
@@ -145,6 +147,99 @@ def test_a_full_disk_leaves_nothing_behind_and_costs_nothing(
     trainer.save_checkpoint(folder, CheckpointMeta(1, 2, 2), "c")
     found, _ = newest_complete(folder)
     assert found is not None and found.meta.step == 2
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(
+    make_trainer: Any, helpers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gyre.training.saving.SMALL_BYTES", 0)
+    gate = threading.Event()
+    writing = checkpoints.finish
+
+    def held(*arguments: Any) -> Path:
+        assert gate.wait(60)
+        return writing(*arguments)
+
+    monkeypatch.setattr("gyre.ledger.checkpoints.finish", held)
+    trainer = make_trainer()
+    _steps(trainer, helpers, 1, seed=1)
+    saved = trainer.weights_digest()
+    assert trainer.begin_checkpoint(tmp_path, META, "n") is True
+    _steps(trainer, helpers, 1, seed=2)  # the next step is made while the write is held
+    after = trainer.weights_digest()
+    assert after != saved
+    assert trainer.checkpoint_written() is None
+    assert newest_complete(tmp_path) == (None, [])  # nothing counts before COMPLETE
+    gate.set()
+    info = trainer.checkpoint_written(wait=True)
+    assert info is not None
+    assert info.meta.step == META.step
+    assert trainer.checkpoint_written(wait=True) is None  # told once
+    trainer.load_checkpoint(info.path)
+    assert trainer.weights_digest() == saved  # what was saved is the state of that moment
+    _steps(trainer, helpers, 1, seed=2)
+    assert trainer.weights_digest() == after
+
+
+def test_a_write_in_the_background_that_fails_is_told_at_the_next_call(
+    make_trainer: Any, helpers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gyre.training.saving.SMALL_BYTES", 0)
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    trainer = make_trainer()
+    _steps(trainer, helpers, 1, seed=1)
+    with monkeypatch.context() as patch:
+        patch.setattr("gyre.ledger.chunks.os.fsync", full)
+        assert trainer.begin_checkpoint(tmp_path, META, "n") is True
+        with pytest.raises(UserError, match="No space left"):
+            trainer.checkpoint_written(wait=True)
+    assert list(tmp_path.glob("step-*")) == []
+    assert trainer.begin_checkpoint(tmp_path, META, "m") is True  # there is room again
+    assert trainer.checkpoint_written(wait=True) is not None
+
+
+@pytest.mark.parametrize("small", [1 << 40, 0])
+def test_small_checkpoints_and_full_memory_are_written_at_once(
+    make_trainer: Any, helpers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: int
+) -> None:
+    monkeypatch.setattr("gyre.training.saving.SMALL_BYTES", small)
+    if not small:
+        monkeypatch.setattr("gyre.training.memory.available_on_host", lambda: 1000)
+    trainer = make_trainer()
+    _steps(trainer, helpers, 1, seed=1)
+    assert trainer.begin_checkpoint(tmp_path, META, "n") is False
+    found, _ = newest_complete(tmp_path)
+    assert found is not None
+
+
+@pytest.mark.parametrize("damage", ["truncated", "a flipped bit", "a missing chunk", "no COMPLETE"])
+def test_a_damaged_checkpoint_is_passed_over_with_a_line(
+    make_trainer: Any, helpers: Any, tmp_path: Path, damage: str
+) -> None:
+    trainer = make_trainer()
+    _steps(trainer, helpers, 1, seed=1)
+    older = trainer.save_checkpoint(tmp_path, CheckpointMeta(1, 1, 1), "a")
+    newer = trainer.save_checkpoint(tmp_path, CheckpointMeta(1, 2, 2), "b").path
+    chunk = next(iter(sorted(newer.glob("optimizer.exp_avg.decoder*/c.1.0.0"))))
+    content = bytearray(chunk.read_bytes())
+    if damage == "truncated":
+        chunk.write_bytes(content[:-5])
+    elif damage == "a flipped bit":
+        content[100] ^= 1
+        chunk.write_bytes(content)
+    elif damage == "a missing chunk":
+        chunk.unlink()
+    else:
+        (newer / "COMPLETE").unlink()
+    found, passed = newest_complete(tmp_path)
+    assert found is not None
+    assert found.path == older.path
+    (line,) = passed
+    assert newer.name in line
+    assert "COMPLETE" in line if damage == "no COMPLETE" else chunk.name in line
 
 
 def test_a_batch_of_a_ledgers_microstep_knows_what_is_comparable(helpers: Any) -> None:

@@ -116,9 +116,8 @@ def test_offloading_does_not_disturb_training(make_trainer: Any, helpers: Any) -
     ("layout", "word"),
     [
         (Layout(world=2), "ranks"),
-        (Layout(world=2, pipeline=2, rendezvous="file:///x"), "issue 4"),
+        (Layout(world=3, pipeline=3, rendezvous="file:///x"), "pipeline_parallel = 3 does not divide"),
         (Layout(world=3, tensor=3, rendezvous="file:///x"), "does not divide"),
-        (Layout(world=2, data=2), "rendezvous"),
     ],
 )
 def test_a_layout_that_does_not_divide_is_refused(folder: Path, layout: Layout, word: str) -> None:

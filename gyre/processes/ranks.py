@@ -1,0 +1,115 @@
+"""A cell's trainer ranks as its lead sees them: one group that does one operation at a time.
+
+Owns starting the ranks, asking them, and noticing that one is gone. Invariants: only rank 0 is asked and answers, for
+all; the loss of any rank ends every question, asked or to come; ranks meet through a file that no other incarnation
+has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from gyre.errors import UserError
+from gyre.processes.children import Child, ChildDied
+
+FELLOWS_SECONDS = 5.0
+"""How long a rank's end waits for a better reason: the first to die is often the victim of another's mistake."""
+
+
+class Ranks:
+    """Ranks 0..n-1: JSON lines out on rank 0's stdin, answers on a pipe."""
+
+    def __init__(self, meeting: tempfile.TemporaryDirectory[str]) -> None:
+        self.children: list[Child] = []
+        self._meeting = meeting
+        self._replies = asyncio.StreamReader(limit=1 << 24)
+        self._turn = asyncio.Lock()
+
+    @classmethod
+    async def start(cls, name: str, count: int, arguments: list[str], logs: Path) -> Ranks:
+        """Start `count` ranks; each logs to `logs`/<name>-rank-<i>.log. They answer after `ready`."""
+        ranks = cls(tempfile.TemporaryDirectory(prefix="gyre-ranks-", ignore_cleanup_errors=True))
+        try:
+            for rank in range(count):
+                await ranks._start_one(f"{name}-rank-{rank}", rank, arguments, logs)
+        except BaseException:
+            await ranks.end()
+            raise
+        return ranks
+
+    async def _start_one(self, name: str, rank: int, arguments: list[str], logs: Path) -> None:
+        place = ["--rank", str(rank), "--rendezvous", f"file://{self._meeting.name}/store"]
+        argv = [sys.executable, "-m", "gyre.processes.trainer_rank", *arguments, *place]
+        env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        if rank:
+            self.children.append(await Child.start(name, argv, logs / f"{name}.log", env))
+            return
+        theirs = await self.reply_pipe()
+        try:
+            argv += ["--reply-fd", str(theirs)]
+            self.children.append(await Child.start(name, argv, logs / f"{name}.log", env, fds=(theirs,)))
+        finally:
+            os.close(theirs)
+
+    async def reply_pipe(self) -> int:
+        """The end on which rank 0 answers; to be closed here once rank 0 has it."""
+        ours, theirs = os.pipe()
+        await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(self._replies), os.fdopen(ours, "rb")
+        )
+        return theirs
+
+    async def ready(self) -> None:
+        await self._reply()
+
+    async def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
+        """One operation of all ranks, and rank 0's answer. Raises ChildDied when a rank ends, UserError when one says
+        why."""
+        async with self._turn:
+            stdin = self.children[0].process.stdin
+            if stdin is None or not all(child.running for child in self.children):
+                raise await self.death()
+            stdin.write(json.dumps({"op": op, **arguments}).encode() + b"\n")
+            return await self._reply()
+
+    async def _reply(self) -> dict[str, Any]:
+        """Rank 0's line, unless a rank ends before it: the others could wait for that one for long."""
+        line = asyncio.ensure_future(self._replies.readline())
+        deaths = [asyncio.ensure_future(child.wait()) for child in self.children]
+        try:
+            await asyncio.wait({line, *deaths}, return_when=asyncio.FIRST_COMPLETED)
+            if not line.done() or not line.result().endswith(b"\n"):
+                raise await self.death()
+            answer: dict[str, Any] = json.loads(line.result())
+            return answer
+        finally:
+            for task in (line, *deaths):
+                task.cancel()
+
+    async def death(self) -> UserError | ChildDied:
+        """Waits until a rank has ended; why it did. A mistake that any rank names goes before a rank's mere end."""
+        deaths = [asyncio.ensure_future(child.death()) for child in self.children]
+        try:
+            done, others = await asyncio.wait(deaths, return_when=asyncio.FIRST_COMPLETED)
+            first = next(iter(done)).result()
+            if others and not isinstance(first, UserError):
+                more, _ = await asyncio.wait(others, timeout=FELLOWS_SECONDS)
+                done |= more
+            reasons = [task.result() for task in done]
+            return next((reason for reason in reasons if isinstance(reason, UserError)), first)
+        finally:
+            for task in deaths:
+                task.cancel()
+
+    async def end(self) -> None:
+        for child in self.children:
+            await child.end()
+        with contextlib.suppress(OSError):
+            self._meeting.cleanup()

@@ -1,0 +1,63 @@
+"""How the ranks of a cell share the model: one rank's place.
+
+Owns which layouts fit which model. Invariant: a layout that does not divide the ranks or the model is refused before
+any process group exists, at submission already. No torch here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gyre.errors import UserError
+from gyre.recipe.schema import Train
+from gyre.training.architecture import Architecture
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One rank's place among `world` = tensor * pipeline * data ranks of its cell."""
+
+    rank: int = 0
+    world: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+    rendezvous: str = ""
+    """`file:///path` or `tcp://host:port`; unused with one rank."""
+    local_rank: int = 0
+
+    @classmethod
+    def of(cls, train: Train, rank: int = 0, rendezvous: str = "") -> Layout:
+        """The place of one rank of a cell, by the recipe. All ranks of a cell are on one node."""
+        return cls(
+            rank=rank,
+            world=train.ranks,
+            tensor=train.tensor_parallel,
+            pipeline=train.pipeline_parallel,
+            data=train.data_parallel,
+            rendezvous=rendezvous,
+            local_rank=rank,
+        )
+
+    def check(self, architecture: Architecture) -> None:
+        """UserError, naming the recipe's key, for a layout that does not divide."""
+        if self.world != self.tensor * self.pipeline * self.data:
+            raise UserError(
+                f"train.tensor_parallel * pipeline_parallel * data_parallel = "
+                f"{self.tensor * self.pipeline * self.data}, but the cell has {self.world} ranks"
+            )
+        if architecture.layers % self.pipeline:
+            raise UserError(
+                f"train.pipeline_parallel = {self.pipeline} does not divide the model's {architecture.layers} layers"
+            )
+        if architecture.experts and self.tensor > 1:
+            # Without sequence parallelism each rank would route every token, and the experts' gradients count twice.
+            raise UserError("train.tensor_parallel > 1 is not supported for a mixture of experts: set it to 1")
+        divisible = {
+            "attention heads": architecture.heads,
+            "key-value heads": architecture.kv_heads,
+            "intermediate size": architecture.ffn,
+        }
+        for what, number in divisible.items():
+            if number % self.tensor:
+                raise UserError(f"train.tensor_parallel = {self.tensor} does not divide the model's {number} {what}")

@@ -1,0 +1,98 @@
+"""Every layout does what one rank does, and reads what any other has saved, bit for bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gyre.ledger.checkpoints import CheckpointReader, final_path, verify
+from tests.training.layout_ranks import DTYPES, LAYOUTS, RANKS
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+MOMENT = "optimizer.exp_avg."
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, helpers: Any) -> Path:
+    """The folder that the four ranks have left."""
+    work = tmp_path_factory.mktemp("layouts")
+    helpers.write_folder(work).rename(work / "tied")
+    helpers.write_folder(work, tie_word_embeddings=False).rename(work / "untied")
+    for index, lengths in enumerate([[37, 20, 51], [64, 9], [30, 30, 30]]):
+        batch = dataclasses.asdict(helpers.make_batch(lengths, seed=index))
+        np.savez(work / f"batch-{index}.npz", **{name: value for name, value in batch.items() if value is not None})
+    program = str(Path(__file__).with_name("layout_ranks.py"))
+    argv = [sys.executable, program, str(work)]
+    processes = [subprocess.Popen([*argv, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(RANKS)]
+    try:
+        while None in (codes := [process.poll() for process in processes]) and not any(codes):
+            time.sleep(0.1)
+    finally:
+        for process in processes:
+            process.kill()
+    errors = [process.communicate()[1] for process in processes]
+    assert codes == [0] * RANKS, "\n".join(errors)[-3000:]
+    return work
+
+
+def arrays(path: Path, prefix: str = "") -> Iterator[tuple[str, np.ndarray]]:
+    assert verify(path) == []
+    reader = CheckpointReader(path)
+    for key in list(reader.keys()):
+        if key.startswith(prefix):
+            yield key, reader.read(key)
+
+
+def same_rows(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Without the vocabulary's padding, which depends on the layout."""
+    rows = min(len(one), len(other))
+    return one[:rows], other[:rows]
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_fp32_trains_what_one_rank_trains(trained: Path, name: str) -> None:
+    one, out = (np.load(trained / f"out-float32-{layout}.npz") for layout in ("one", name))
+    assert np.abs(out["logprobs"] - one["logprobs"]).max() <= 1e-5
+    assert out["losses"] == pytest.approx(one["losses"], rel=1e-5, abs=1e-6)
+    assert float(out["norm"]) == pytest.approx(float(one["norm"]), rel=1e-5)
+    # Adam's first moment after one step is the clipped gradient times a constant
+    reference = dict(arrays(final_path(trained / "float32/one", 1), MOMENT))
+    found = dict(arrays(final_path(trained / "float32" / name, 1), MOMENT))
+    assert found.keys() == reference.keys()
+    pairs = [same_rows(found[key], reference[key]) for key in reference]
+    difference = np.sqrt(sum(float(((a.astype(np.float64) - b) ** 2).sum()) for a, b in pairs))
+    assert 0 < np.sqrt(sum(float((b.astype(np.float64) ** 2).sum()) for _, b in pairs)) * 1e-5 >= difference
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_bf16_trains_nearly_what_one_rank_trains(trained: Path, name: str) -> None:
+    one, out = (np.load(trained / f"out-bfloat16-{layout}.npz") for layout in ("one", name))
+    assert np.abs(out["logprobs"] - one["logprobs"]).max() <= 5e-2
+    assert float(out["norm"]) == pytest.approx(float(one["norm"]), rel=2e-2)
+
+
+@pytest.mark.parametrize(("dtype", "saver", "loader"), list(product(DTYPES, LAYOUTS, LAYOUTS)))
+def test_a_checkpoint_goes_through_any_other_layout(trained: Path, dtype: str, saver: str, loader: str) -> None:
+    saved = dict(arrays(final_path(trained / dtype / saver, 1)))
+    again = dict(arrays(final_path(trained / dtype / f"{saver}-{loader}", 1)))
+    assert again.keys() == saved.keys()
+    assert any(key.startswith("optimizer.main.") for key in saved) == (dtype == "bfloat16")
+    for key, value in saved.items():
+        one, other = same_rows(value, again[key])
+        assert np.array_equal(one.view(np.uint8), other.view(np.uint8)), key
+
+
+@pytest.mark.parametrize(("saver", "loader"), list(product(LAYOUTS, LAYOUTS)))
+def test_training_goes_on_from_any_others_checkpoint(trained: Path, saver: str, loader: str) -> None:
+    here, there = (np.load(trained / f"norms-float32-{layout}.npz") for layout in (saver, loader))
+    assert float(there[saver]) == pytest.approx(float(here[saver]), rel=1e-5)
