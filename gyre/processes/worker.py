@@ -41,7 +41,7 @@ from gyre.ledger.tail import Line
 from gyre.processes.base import Process, run_process
 from gyre.proxy.capture import Capture, Limits, Stats
 from gyre.proxy.generate import Generator
-from gyre.proxy.heap import keep_buffers
+from gyre.proxy.heap import settle
 from gyre.proxy.roles import rules_for
 from gyre.proxy.routes import Route, Routes
 from gyre.proxy.server import Proxy, ProxyExecution
@@ -320,5 +320,5 @@ def finished(dispatch: ev.Dispatch, result: ExecutionResult, capture: Capture, s
 
 
 if __name__ == "__main__":
-    keep_buffers()
+    settle()
     run_process(Worker)
