@@ -212,6 +212,7 @@ class CheckpointReader:
         import zarr
 
         self._root = zarr.open_group(path, mode="r")
+        self._arrays: dict[str, Any] = {}
         self.path = path
 
     def keys(self) -> list[str]:
@@ -226,12 +227,22 @@ class CheckpointReader:
 
     def read(self, key: str, region: tuple[slice, ...] = ()) -> np.ndarray:
         """A copy of a region (all of it by default). KeyError for a key that the checkpoint does not hold."""
-        return np.ascontiguousarray(self._array(key)[region or ...])
+        array = self._array(key)
+        chunk = tuple(array.chunks)
+        corner = tuple(part.start // size for part, size in zip(region, chunk, strict=False))
+        ends = tuple(slice(c * size, (c + 1) * size) for c, size in zip(corner, chunk, strict=False))
+        if len(region) == len(chunk) and region == ends:
+            # Just one chunk, as under the layout that wrote it: its file is the array's bytes.
+            whole = np.fromfile(self.path / key / ("c." + ".".join(map(str, corner))), dtype=array.dtype)
+            return whole.reshape(chunk)
+        return np.ascontiguousarray(array[region or ...])
 
     def _array(self, key: str) -> Any:
-        if key not in self._root:
-            raise KeyError(f"{self.path} holds no array {key}")
-        return self._root[key]
+        if key not in self._arrays:
+            if key not in self._root:
+                raise KeyError(f"{self.path} holds no array {key}")
+            self._arrays[key] = self._root[key]
+        return self._arrays[key]
 
 
 def _named(folder: Path) -> list[Path]:
