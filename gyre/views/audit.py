@@ -1,7 +1,7 @@
 """`gyre verify`: an audit of a run's ledger.
 
-Owns the list of what must hold. Invariant: it reads files and journals only, and says of each rule how many cases it
-looked at and which ones break it.
+Owns the list of what must hold, and the rules about what the journals say. Invariant: it reads files and journals only,
+and says of each rule how many cases it looked at and which ones break it; what is wrong first comes first.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from msgspec import Struct
 
 from gyre.errors import UserError
 from gyre.ledger.microstep_files import read_microstep
-from gyre.ledger.shards import TurnReader
 from gyre.ledger.state import CellIncarnation, RunState
-from gyre.ledger.turns_merge import latest_rows
+from gyre.views import audit_files as files
 from gyre.views.runs import OpenRun
 
 
@@ -28,21 +27,52 @@ class Rule(Struct, frozen=True, kw_only=True):
 
 
 def audit(opened: OpenRun) -> list[Rule]:
-    """Every rule, in the order from journals to checkpoints."""
+    """Every rule, in the order from journals to checkpoints. With a damaged journal, that one only: the others would
+    judge by a part of the facts."""
     checks: list[tuple[str, Callable[[OpenRun], Iterator[tuple[str, str]]]]] = [
+        ("journals are whole", files.journals),
+        ("what one process says of another's work is there", _said),
+        ("a run that ended as finished has done everything", _finished),
         ("each group is consumed at most once", _consumed),
         ("every sampled token of a packed step is trained or dropped", _tokens),
-        ("micro-step files are whole and are what was announced", _files),
+        ("shards are whole, and a finished execution has all its turns", files.shards),
+        ("micro-step files are whole and are what was announced", files.microsteps),
+        ("micro-steps follow from the shards", files.packing),
         ("no sampled token is a target twice", _targets),
         ("a step is committed from exactly its packed micro-steps, each merged once", _merged),
-        ("a finished execution has all its turns", _turns),
-        ("checkpoints are complete", _checkpoints),
+        ("checkpoints are whole, and of the steps that stand", files.kept_checkpoints),
     ]
-    rules = []
+    rules: list[Rule] = []
     for name, check in checks:
         cases = list(check(opened))
         rules.append(Rule(rule=name, cases=len(cases), breaches=[breach for _, breach in cases if breach]))
+        if rules[0].breaches:
+            break
     return rules
+
+
+def _said(opened: OpenRun) -> Iterator[tuple[str, str]]:
+    """A journal that lost its last lines is whole by itself; what others say gives it away."""
+    state = opened.state
+    for number, step in state.steps.items():
+        granted = {name for grant in step.grants for name in grant.microsteps}
+        unknown = sorted((granted | set(step.packed.microsteps if step.packed else [])) - step.microsteps.keys())
+        yield str(number), f"{unknown[0]} was granted or packed, and never announced" if unknown else ""
+    for lineage in state.lineages.values():
+        for merged in lineage.merged:
+            source = state.cells.get(merged.source, {}).get(merged.source_incarnation, CellIncarnation())
+            name = f"contribution {merged.number} of {merged.source}.{merged.source_incarnation}"
+            yield name, "" if merged.number in source.offers else f"{name} was merged, and never offered"
+
+
+def _finished(opened: OpenRun) -> Iterator[tuple[str, str]]:
+    state, steps = opened.state, opened.recipe.train.steps
+    if state.ended is None or state.ended.state != "finished":
+        return
+    for name in sorted(state.open):
+        yield name, f"{name} is open"
+    last = max((lineage.step() for lineage in state.lineages.values()), default=0)
+    yield "steps", "" if last >= steps else f"step {last} is the last that was committed, of {steps}"
 
 
 def _consumed(opened: OpenRun) -> Iterator[tuple[str, str]]:
@@ -61,17 +91,6 @@ def _tokens(opened: OpenRun) -> Iterator[tuple[str, str]]:
                 str(number),
                 "" if equal else f"step {number}: {packed.tokens_sampled} sampled, {accounted} accounted for",
             )
-
-
-def _files(opened: OpenRun) -> Iterator[tuple[str, str]]:
-    for step in opened.state.steps.values():
-        for name, ready in step.microsteps.items():
-            try:
-                _, digest = read_microstep(opened.run.microsteps / f"{name}.arrow")
-            except (UserError, OSError) as error:
-                yield name, str(error)
-                continue
-            yield name, "" if digest == ready.digest else f"{name}: digest {digest}, announced {ready.digest}"
 
 
 def _targets(opened: OpenRun) -> Iterator[tuple[str, str]]:
@@ -93,7 +112,7 @@ def _targets(opened: OpenRun) -> Iterator[tuple[str, str]]:
 def _merged(opened: OpenRun) -> Iterator[tuple[str, str]]:
     state = opened.state
     for step, (lineage, _) in state.history().items():
-        packed = state.steps[step].packed
+        packed = state.steps[step].packed if step in state.steps else None
         if packed is None:
             yield str(step), f"step {step} is committed and was never packed"
             continue
@@ -111,23 +130,3 @@ def merged_microsteps(state: RunState, lineage: int, step: int) -> list[str]:
     core = state.cells.get(reign.cell, {}).get(reign.incarnation, CellIncarnation())
     own = [m for d in core.done.values() if (d.lineage, d.step) == (lineage, step) for m in d.microsteps]
     return own + [m for merged in reign.merged if merged.step == step for m in merged.microsteps]
-
-
-def _turns(opened: OpenRun) -> Iterator[tuple[str, str]]:
-    rows = []
-    for worker in opened.job.workers:
-        rows += TurnReader(opened.run, worker).read_all()
-    count = Counter((turn.execution, turn.attempt) for turn in latest_rows(rows))
-    for name, execution in opened.state.executions.items():
-        outcome = execution.outcome()
-        if outcome is not None:
-            found = count[name, outcome.attempt]
-            yield name, "" if found >= outcome.turns else f"{name}: {found} turns in shards, {outcome.turns} journalled"
-
-
-def _checkpoints(opened: OpenRun) -> Iterator[tuple[str, str]]:
-    from gyre.ledger.checkpoints import verify
-
-    for path in sorted(opened.run.checkpoints.glob("step-*.zarr")):
-        problems = verify(path)
-        yield path.name, problems[0] if problems else ""

@@ -181,6 +181,8 @@ class CellProc(Proc):
         self.lineage = 0
         self.target = (0, 0)
         self.serves = ""
+        self.held = ""
+        """manifest of the weights that were pulled last"""
         self.buffer: list[str] = []
         self.frozen = False
         self.offers = 0
@@ -269,11 +271,12 @@ class CellProc(Proc):
     def _open_lineage(self, order: ev.LineageOrdered) -> Pause:
         yield self.sim.draw(0.2, 2.0)
         openings = [(n, found.opened.step) for n, found in fold_all(self.sim.lines).lineages.items()]
-        step = max(
-            (s for lineage, s in self.sim.checkpoints if all(lineage >= n or s <= begun for n, begun in openings)),
-            default=0,
+        step, origin = max(
+            ((s, made) for made, s in self.sim.checkpoints if all(made >= n or s <= begun for n, begun in openings)),
+            default=(0, 0),
         )
         self.lineage, self.buffer, self.opened = order.lineage, [], step
+        yield from self.load(origin, step)
         version = self.sim.settings.version(step)
         self.say(
             ev.LineageOpened(
@@ -285,11 +288,38 @@ class CellProc(Proc):
             )
         )
 
+    # What a cell's ranks do, for a model of them.
+
+    def load(self, lineage: int, step: int) -> Pause:
+        """Take the weights of a checkpoint."""
+        yield from ()
+
+    def sum(self, microstep: str) -> Pause:
+        """Add a gradient to the own buffer."""
+        yield self.sim.draw(0.3, 1.5) * self.sim.speed
+
+    def freeze(self, manifest: str) -> Pause:
+        """Publish the own buffer."""
+        yield 0.1
+
+    def add(self, manifest: str) -> Pause:
+        """Add a contribution, pulled whole and verified."""
+        yield from ()
+
+    def optimize(self, order: ev.CommitOrdered) -> Pause:
+        yield self.sim.draw(0.2, 1.0)
+
+    def save(self, lineage: int, step: int) -> Pause:
+        """Write a checkpoint."""
+        self.sim.checkpoints.append((lineage, step))
+        yield from ()
+
     def _pull(self, manifest: str, lineage: int, step: int) -> Iterator[float | None]:
         self.pulled = False
         while True:
             yield self.sim.draw(0.1, 1.0)
             if manifest in self.sim.manifests:
+                self.held = manifest
                 self.say(ev.Pulled(lineage=lineage, step=step, seconds=0.1, nbytes=1))
                 self.pulled = True
                 return
@@ -340,7 +370,7 @@ class CellProc(Proc):
             self.sim.note("stale grant passed over")
             return
         for name in grant.microsteps:
-            yield self.sim.draw(0.3, 1.5) * self.sim.speed
+            yield from self.sum(name)
             if name in self.buffer:
                 raise Violation(f"{name} is in the buffer of {self.name} already")
             self.buffer.append(name)
@@ -349,8 +379,8 @@ class CellProc(Proc):
     def _offer(self, order: ev.OfferOrdered) -> Pause:
         self.offers += 1
         self.frozen = True
-        yield 0.1
         manifest = f"g/{self.name}.{self.incarnation}/{self.offers}"
+        yield from self.freeze(manifest)
         self.sim.manifests[manifest] = self
         self.say(
             ev.Offered(
@@ -387,6 +417,7 @@ class CellProc(Proc):
             return
         if set(order.microsteps) & set(self.buffer):
             raise Violation(f"merged twice: {order}")
+        yield from self.add(order.manifest)
         self.buffer += order.microsteps
         self.say(ev.Merged(**about, microsteps=order.microsteps))
 
@@ -400,10 +431,10 @@ class CellProc(Proc):
             raise Violation(f"commit of step {order.step} in state {self.current}, {self.target}")
         if sorted(self.buffer) != sorted(order.microsteps):
             raise Violation(f"commit of {order.microsteps} with {self.buffer} in the buffer")
-        yield self.sim.draw(0.2, 1.0)
+        yield from self.optimize(order)
         self.buffer = []
         if order.checkpoint:
-            self.sim.checkpoints.append((order.lineage, order.step))
+            yield from self.save(order.lineage, order.step)
         self.say(
             ev.Committed(
                 lineage=order.lineage,

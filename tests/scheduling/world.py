@@ -78,14 +78,14 @@ class Proc:
             if self.gone:
                 return
             if self.hung_until > self.sim.now:
-                self.sim.at(self.hung_until, guarded)
+                self.sim.schedule(self, self.hung_until, guarded)
                 return
             try:
                 call()
             except Killed:
                 self.sim.kill(self)
 
-        self.sim.at(t, guarded)
+        self.sim.schedule(self, t, guarded)
 
     def start(self) -> None:
         raise NotImplementedError
@@ -143,6 +143,10 @@ class Sim:
     def at(self, t: float, call: Callable[[], None]) -> None:
         self._sequence += 1
         heapq.heappush(self._heap, (t, self._sequence, call))
+
+    def schedule(self, proc: Proc, t: float, call: Callable[[], None]) -> None:
+        """What `proc` will do at `t`."""
+        self.at(t, call)
 
     def draw(self, low: float, high: float) -> float:
         return self.rng.uniform(low, high)

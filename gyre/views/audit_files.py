@@ -1,0 +1,137 @@
+"""`gyre verify`, the rules about files: journals, shards, micro-step files, checkpoints.
+
+Owns what must hold of each file by itself and against what the journals say of it. Invariant: a file that is damaged or
+missing is a breach that names it, never an error.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from gyre.errors import UserError
+from gyre.ledger import checkpoints
+from gyre.ledger.journal import index_pattern
+from gyre.ledger.layout import RunFolder
+from gyre.ledger.microstep_files import digest, read_microstep
+from gyre.ledger.shards import TurnReader
+from gyre.ledger.tail import read_journal
+from gyre.ledger.turns import Turn
+from gyre.ledger.turns_merge import latest_rows
+from gyre.processes.processor import StepInHand
+from gyre.trajectory.settings import Settings
+from gyre.views.runs import OpenRun
+
+Cases = Iterator[tuple[str, str]]
+"""(what was looked at, what is wrong with it or "")"""
+
+
+def journals(opened: OpenRun) -> Cases:
+    """Each file that an index names, read whole; a torn last line is what a killed writer leaves."""
+    run, cuts = opened.run, opened.state.cuts
+    for writer in opened.job.writers():
+        try:
+            names = run.index_path(writer).read_bytes().split(b"\n")
+        except FileNotFoundError:
+            yield writer, f"{run.index_path(writer)} is missing"
+            continue
+        for match in filter(None, map(index_pattern(writer).fullmatch, names)):
+            incarnation = int(match[1])
+            yield f"{writer}.{incarnation}", _journal(run, writer, incarnation, cuts.get(writer, {}))
+
+
+def _journal(run: RunFolder, writer: str, incarnation: int, cuts: dict[int, int]) -> str:
+    path = run.journal_path(writer, incarnation)
+    try:
+        good = sum(1 for _ in read_journal(path))
+        whole = path.read_bytes().count(b"\n")
+    except FileNotFoundError:
+        return f"{path} is missing, and {run.index_path(writer).name} names it"
+    except UserError as error:
+        return str(error)
+    if whole > good:
+        return f"{path} line {good + 1} is damaged, and so {whole - good} lines do not count"
+    wanted = cuts.get(incarnation, -1) + 1
+    return f"{path} ends after {good} lines, and the scheduler has read {wanted}" if good < wanted else ""
+
+
+def shards(opened: OpenRun) -> Cases:
+    """Each worker's shards can be read, and every finished execution has all its turns in them."""
+    rows: list[Turn] = []
+    damaged = False
+    for worker in opened.job.workers:
+        try:
+            rows += TurnReader(opened.run, worker).read_all()
+        except UserError as error:
+            damaged = True
+            yield worker, str(error)
+    if damaged:
+        return
+    count = Counter((turn.execution, turn.attempt) for turn in latest_rows(rows))
+    for name, execution in opened.state.executions.items():
+        outcome = execution.outcome()
+        if outcome is not None:
+            found = count[name, outcome.attempt]
+            yield name, "" if found >= outcome.turns else f"{name}: {found} turns in shards, {outcome.turns} journalled"
+
+
+def microsteps(opened: OpenRun) -> Cases:
+    """Each file is whole and has the digest that the processor announced."""
+    for step in opened.state.steps.values():
+        for name, ready in step.microsteps.items():
+            try:
+                _, found = read_microstep(opened.run.microsteps / f"{name}.arrow")
+            except (UserError, OSError) as error:
+                yield name, str(error)
+                continue
+            yield name, "" if found == ready.digest else f"{name}: digest {found}, announced {ready.digest}"
+
+
+def packing(opened: OpenRun) -> Cases:
+    """What the shards hold, packed again in the journalled order, is what was packed: no row has changed since."""
+    rows: dict[str, list[Turn]] = {}
+    for worker in opened.job.workers:
+        try:
+            turns = TurnReader(opened.run, worker).read_all()
+        except UserError:
+            return  # the rule on shards says so
+        for turn in turns:
+            rows.setdefault(turn.execution, []).append(turn)
+    settings = Settings.from_recipe(opened.recipe)
+    for number, step in sorted(opened.state.steps.items()):
+        if step.packed is None:
+            continue
+        hand = StepInHand(settings, number, lambda execution: latest_rows(rows.get(execution, [])))
+        made, _ = hand.advance(opened.state)
+        for name, microstep in zip(step.microsteps, made, strict=False):
+            same = digest(microstep) == step.microsteps[name].digest
+            yield name, "" if same else f"{name}: the shards hold other turns than it was packed from"
+        if len(made) != len(step.microsteps):
+            yield str(number), f"step {number}: the shards give {len(made)} micro-steps, not {len(step.microsteps)}"
+
+
+def kept_checkpoints(opened: OpenRun) -> Cases:
+    """Each is whole and is of a step that stands, made from its packed micro-steps; the newest two are there."""
+    state = opened.state
+    history = state.history()
+    for path in sorted(opened.run.checkpoints.glob("step-*.zarr")):
+        problems = checkpoints.verify(path)
+        if problems:
+            yield path.name, problems[0]
+            continue
+        meta = checkpoints.read_info(path).meta
+        packed = state.steps[meta.step].packed if meta.step in state.steps else None
+        if checkpoints.final_path(path.parent, meta.step) != path:
+            yield path.name, f"{path}: its COMPLETE file is of step {meta.step}"
+        elif meta.step in history and history[meta.step][0] != meta.lineage:
+            stands = history[meta.step][0]
+            yield path.name, f"{path}: of lineage {meta.lineage}, and the step that stands is of lineage {stands}"
+        elif packed is not None and sorted(meta.merged) != sorted(packed.microsteps):
+            yield path.name, f"{path}: made from {len(meta.merged)} micro-steps that are not the packed ones"
+        else:
+            yield path.name, ""
+    saved = [step for step, (_, commit) in history.items() if commit.checkpointed]
+    for step in saved[-2:]:
+        path = opened.run.checkpoint_path(step)
+        if not path.exists():
+            yield path.name, f"{path} is missing: step {step} was committed with a checkpoint"
