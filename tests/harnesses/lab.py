@@ -21,6 +21,7 @@ from gyre.executions.limits import MIB, Limits
 from gyre.executions.tasks import load_task
 from gyre.ledger.turns import Turn
 from gyre.ledger.turns_merge import latest_rows
+from gyre.processes.worker import transcript_count
 from gyre.proxy.capture import Limits as CallLimits
 from gyre.proxy.routes import Route
 from gyre.proxy.template import Renderer
@@ -177,6 +178,56 @@ class Play:
         world.serve("cell-1", V2)
         world.routes.set("g00001-00", "cell-1")
         return [Script(said, cut=7), Script(self.lab.renderer.decode(ids[7:]), chunk=64)]
+
+
+def check_session(
+    lab: Lab,
+    result: ExecutionResult,
+    play: Play,
+    *,
+    sub_agent: int = 0,
+    summaries: bool = False,
+    auxiliary: bool = False,
+    malformed: int = 0,
+    forks: set[int] | None = None,
+    transcript: bool = True,
+) -> list[Turn]:
+    """What every session must show: it ended well; at least 20 turns, tokens exact, one switch in mid-call; the roles
+    that it has, with `sub_agent` turns of a sub-agent; no fork but where a conversation begins or a summary replaces it
+    (`forks`: those turns, where the harness has others); and the harness's own `transcript`, where it
+    keeps one, counts what the ledger does.
+    """
+    world = lab.world
+    assert world is not None
+    assert (result.outcome, result.reason, result.reward) == ("graded", "finished", 1.0), lab.output()[-3000:]
+    rows = check_exact(world, malformed)
+    roles = [row.role for row in rows]
+    assert len(rows) >= 20
+    wanted = {"main"} | ({"sub-agent"} if sub_agent else set()) | ({"main-summary"} if summaries else set())
+    assert set(roles) - ({"auxiliary"} if auxiliary else set()) == wanted, roles
+    assert roles.count("sub-agent") == sub_agent
+    assert (play.summaries >= 1) == summaries
+    assert any(len(row.spans) == 2 for row in rows)
+    broken = {row.turn for row in rows if row.parent < 0 or row.keep < len(world.whole(row.parent))}
+    begin = _beginnings(rows) if forks is None else forks
+    # A summary is asked on top of its conversation, or in one of its own.
+    assert begin <= broken <= begin | {row.turn for row in rows if row.role == "main-summary"}, (broken, roles)
+    count = transcript_count(result.told, world.capture.stats)
+    assert (count is not None and count.equal) if transcript else count is None, count
+    return rows
+
+
+def _beginnings(rows: list[Turn]) -> set[int]:
+    """The first turn of each thread, and what follows a summary."""
+    found = set({row.thread: row.turn for row in reversed(rows)}.values())
+    after = False
+    for row in rows:
+        if row.role == "main-summary":
+            after = True
+        elif row.role == "main" and after:
+            found.add(row.turn)
+            after = False
+    return found
 
 
 def check_exact(world: World, malformed: int = 0) -> list[Turn]:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.harnesses.lab import Play, check_exact
+from tests.harnesses.lab import Play, check_session
 from tests.proxy.fake_harness import call
 
 VERSION = "2.4.6"
@@ -37,15 +37,10 @@ async def test_a_whole_session(lab):
     play = Session(lab, STEPS)
     result = await lab.run("mini-swe-agent", VERSION, play)
     world = lab.world
-    assert (result.outcome, result.reason, result.reward) == ("graded", "finished", 1.0), lab.output()[-3000:]
-    rows = check_exact(world, malformed=1)
-    assert len(rows) == len(STEPS)
-    assert {row.role for row in rows} == {"main"}
-    broken = [row.turn for row in rows if row.parent < 0 or row.keep < len(world.whole(row.parent))]
     # A reply without a call is dropped: what follows forks off before it.
-    assert broken == [0, 3, 22]
+    rows = check_session(lab, result, play, malformed=1, forks={0, 3, 22})
+    assert len(rows) == len(STEPS)
     assert [row.parent for row in rows[3:5]] + [rows[22].parent] == [2, 3, 21]
-    assert any(len(row.spans) == 2 for row in rows)
     # Its own trajectory holds the replies that it kept.
     path = result.workspace / "snapshot" / "logs/agent/mini-swe-agent.traj.json"
     kept = [m for m in json.loads(path.read_text())["messages"] if m["role"] == "assistant"]
