@@ -25,6 +25,7 @@ PauseMode = Literal["abort", "in_place", "retract"]
 _CONNECT_SECONDS = 10.0
 _MANAGE_SECONDS = 300.0
 _EVENT_END = b"\n\n"
+_PIECE = 1 << 19
 
 
 def vocabulary(model: Path) -> int | None:
@@ -72,8 +73,8 @@ class EngineClient:
         try:
             async with self._session.post(
                 self.base_url + "/generate",
-                data=body,
-                headers=self._headers(self._api_key),
+                data=body if len(body) <= _PIECE else _pieces(body),
+                headers={**self._headers(self._api_key), "Content-Length": str(len(body))},
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
             ) as response:
                 await _check_status(response)
@@ -286,6 +287,13 @@ async def _check_status(response: aiohttp.ClientResponse) -> None:
     if response.status >= 500 or response.status in (408, 429):
         raise EngineUnavailable(f"{message} (HTTP {response.status})")
     raise EngineRefused(message, response.status)
+
+
+async def _pieces(body: bytes) -> AsyncIterator[memoryview]:
+    """A large body in pieces that the socket can take: what is handed over whole is copied whole, more than once."""
+    view = memoryview(body)
+    for start in range(0, len(view), _PIECE):
+        yield view[start : start + _PIECE]
 
 
 async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:

@@ -132,7 +132,9 @@ class Supervisor:
 
     @property
     def failure(self) -> str:
-        return self._failure
+        """Why the run failed, in one line; empty when it did not."""
+        ended = self.view.state.ended
+        return self._failure or (ended.reason if ended is not None and ended.state == "failed" else "")
 
     async def _keep(self, name: str) -> None:
         """Start a process, and start it again when it ends before the run does."""

@@ -1,12 +1,15 @@
 """An execution's last requests, item by item: a request that goes on from one of them is read from where it differs.
 
-Harnesses send their whole history with every call. Its items are compared as bytes with those of earlier requests, and
-only what is new is decoded and put into neutral form. Invariant: a request reads the same with memory as without.
+Harnesses send their whole history with every call. A body that begins like an earlier one, which is a comparison of
+bytes, is gone on with behind the last item that both have: only what is new is looked at, decoded and put into neutral
+form. Invariant: a request reads the same with memory as without.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
@@ -22,6 +25,8 @@ Fields = dict[str, msgspec.Raw]
 """A request's fields by name, undecoded: views of its body."""
 
 _NULL = msgspec.Raw(b"null")
+_COMMA = re.compile(rb"[ \t\r\n]*,")
+_BLOCK = 1 << 16
 _fields = msgspec.json.Decoder(Fields)
 _items = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -49,7 +54,7 @@ class Reader:
             self.open = None
 
 
-class Place(NamedTuple):
+class Place(msgspec.Struct, frozen=True, gc=False):
     """How far a reader had come behind an item, and the digest of all items up to it."""
 
     messages: int
@@ -69,11 +74,20 @@ class Read(NamedTuple):
     digest: bytes
 
 
+class _Part(NamedTuple):
+    """A body's fields without its items, the items, and where each starts and ends in the body."""
+
+    fields: Fields
+    items: list[msgspec.Raw]
+    spans: list[tuple[int, int]]
+
+
 class _History(NamedTuple):
-    """A request's items. `messages` are in the order in which they were sent."""
+    """A request. `spans`: where its items lie in its body; `messages` are in the order in which they were sent."""
 
     kind: type[Reader]
-    items: list[msgspec.Raw]
+    body: bytes
+    spans: list[tuple[int, int]]
     places: list[Place]
     messages: list[Message]
     users: list[tuple[str, ...]]
@@ -81,32 +95,39 @@ class _History(NamedTuple):
 
 
 class Histories:
-    """The newest `most` histories of one execution. It holds the bodies that they came in, and no others."""
+    """The newest `most` histories of one execution, with the bodies that they came in."""
 
     def __init__(self, most: int = 4) -> None:
         self._most = most
         self._known: list[_History] = []
         self._once: dict[Callable[[Any], Any], list[tuple[msgspec.Raw, Any]]] = {}
 
-    def read(self, name: str, items: list[msgspec.Raw], reader: Reader) -> Read:
-        """Read `items`, the list in field `name`, with a new `reader`. Raises Refusal."""
-        before, same = self._closest(type(reader), items)
+    def read(
+        self, body: bytes, name: str, reader: Reader, of_text: Callable[[msgspec.Raw], msgspec.Raw] | None = None
+    ) -> tuple[Fields, Read]:
+        """The fields of `body`, and what the items of its list `name` say, read with a new `reader`. Raises Refusal.
+
+        `of_text`: the one item that a text in place of the list means.
+        """
+        before, same, part = self._split(body, name, type(reader), of_text)
         place = before.places[same - 1] if before is not None and same else _START
         known: tuple[Message, ...] = ()
         places: list[Place] = []
+        spans = part.spans
         if before is not None:
             reader.messages, reader.users = before.messages[: place.messages], before.users[: place.users]
             reader.open = place.open
             known, places = before.ordered[: place.messages], before.places[:same]
+            spans = before.spans[:same] + spans
         digest = place.digest
-        for index in range(same, len(items)):
-            reader.read(_object(items[index], name, index), index)
-            digest = hashlib.sha256(digest + items[index]).digest()
+        for index, item in enumerate(part.items, same):
+            reader.read(_object(item, name, index), index)
+            digest = hashlib.sha256(digest + item).digest()
             places.append(Place(len(reader.messages), len(reader.users), reader.open, digest))
         reader.close()
         ordered = in_call_order(reader.messages, known)
-        self._keep(before, same, _History(type(reader), items, places, reader.messages, reader.users, ordered))
-        return Read(ordered, reader.users, digest)
+        self._keep(before, same, _History(type(reader), body, spans, places, reader.messages, reader.users, ordered))
+        return part.fields, Read(ordered, reader.users, digest)
 
     def once(self, fields: Fields, name: str, parse: Callable[[Any], T]) -> T:
         """`parse` of the decoded field `name` (None where it is absent); the same object while its bytes are the same.
@@ -125,24 +146,28 @@ class Histories:
         del known[: -self._most]
         return parsed
 
-    def _closest(self, kind: type[Reader], items: list[msgspec.Raw]) -> tuple[_History | None, int]:
-        """The history that begins with the most of `items`, and how many."""
-        found: tuple[_History | None, int] = (None, 0)
-        for history in self._known:
-            if history.kind is not kind:
-                continue
-            same = 0
-            for old, new in zip(history.items, items, strict=False):
-                if old != new:
-                    break
-                same += 1
-            if same > found[1]:
-                found = (history, same)
-        return found
+    def _split(
+        self, body: bytes, name: str, kind: type[Reader], of_text: Callable[[msgspec.Raw], msgspec.Raw] | None
+    ) -> tuple[_History | None, int, _Part]:
+        """(a history that begins with the first items of `body`, how many, what comes after them)."""
+        known = [history for history in self._known if history.kind is kind and history.spans]
+        reached = [(_shared(history, body), history) for history in known]
+        same, before = max(reached, key=lambda pair: pair[0], default=(0, None))
+        if before is not None and same:
+            part = _after(body, name, before.spans[0][0], before.spans[same - 1][1])
+            if part is not None:
+                return before, same, part
+        part = split(body, name, of_text)
+        # The bodies begin differently, but their items may be the same all the same.
+        counts = [(_equal(history, body, part), history) for history in known]
+        same, before = max(counts, key=lambda pair: pair[0], default=(0, None))
+        if not same:
+            return None, 0, part
+        return before, same, _Part(part.fields, part.items[same:], part.spans[same:])
 
     def _keep(self, before: _History | None, same: int, now: _History) -> None:
         # Another conversation may begin alike; the same one, edited or gone on, needs its past no more.
-        if before is not None and 2 * same >= len(before.items):
+        if before is not None and 2 * same >= len(before.spans):
             self._known = [history for history in self._known if history is not before]
         self._known.append(now)
         del self._known[: -self._most]
@@ -171,28 +196,70 @@ def decoded(fields: Fields, without: Collection[str]) -> dict[str, Any]:
     return {name: decode(raw, name) for name, raw in fields.items() if name not in without}
 
 
-def split(
-    body: bytes, name: str, of_text: Callable[[msgspec.Raw], msgspec.Raw] | None = None
-) -> tuple[Fields, list[msgspec.Raw]]:
-    """The body's fields, and the items of the list in field `name`, whose field then says nothing. Raises Refusal.
+def split(body: bytes, name: str, of_text: Callable[[msgspec.Raw], msgspec.Raw] | None = None) -> _Part:
+    """The whole body; the field `name` itself then says nothing. Raises Refusal.
 
     Nearly all of a body is that list, so it is gone through once: what is around its items is small JSON by itself.
-    `of_text`: the one item that a text in place of the list means.
     """
     try:
         items: list[msgspec.Raw] = _listed(name).decode(body).items
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         # Whatever it is, what follows says it of the right part.
         items = []
-    if not items:
-        fields = fields_of(body)
-        given = fields.get(name, _NULL)
-        if of_text is not None and memoryview(given)[:1].tobytes() == b'"':
-            return fields, [of_text(given)]
-        return fields, _items_of(given, name)
-    start = _address(items[0]) - _address(body)
-    end = _address(items[-1]) - _address(body) + len(items[-1])
-    return fields_of(body[:start] + body[end:]), items
+    if items:
+        zero = _address(body)
+        spans = [(start, start + len(item)) for item in items for start in (_address(item) - zero,)]
+        return _Part(fields_of(body[: spans[0][0]] + body[spans[-1][1] :]), items, spans)
+    fields = fields_of(body)
+    given = fields.get(name, _NULL)
+    if of_text is not None and memoryview(given)[:1].tobytes() == b'"':
+        # No span: nothing can go on from it.
+        return _Part(fields, [of_text(given)], [])
+    return _Part(fields, _items_of(given, name), [])
+
+
+def _after(body: bytes, name: str, start: int, end: int) -> _Part | None:
+    """`body` without the items from `start` to `end`, which are known; None where that is not a body with items."""
+    comma = _COMMA.match(body, end)
+    if comma is None:
+        return None
+    rest = body[:start] + body[comma.end() :]
+    try:
+        part = split(rest, name)
+    except Refusal:
+        return None
+    if not part.spans or rest[start : part.spans[0][0]].strip():
+        # No items are left, or those of another list of the same name, which is the one that counts.
+        return None
+    moved = comma.end() - start
+    return part._replace(spans=[(first + moved, last + moved) for first, last in part.spans])
+
+
+def _shared(history: _History, body: bytes) -> int:
+    """How many of the history's items lie in what its body and `body` begin with, with what ends the last of them."""
+    return bisect_left(history.spans, _common(history.body, body), key=lambda span: span[1])
+
+
+def _common(a: bytes, b: bytes) -> int:
+    """Length of the common prefix."""
+    most, at = min(len(a), len(b)), 0
+    while at < most and a[at : at + _BLOCK] == b[at : at + _BLOCK]:
+        at += _BLOCK
+    low, high = min(at, most), min(at + _BLOCK, most)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if a[at:middle] == b[at:middle] else (low, middle - 1)
+    return low
+
+
+def _equal(history: _History, body: bytes, part: _Part) -> int:
+    """How many items are the history's, one by one."""
+    same = 0
+    for (old, old_end), (new, new_end) in zip(history.spans, part.spans, strict=False):
+        if history.body[old:old_end] != body[new:new_end]:
+            break
+        same += 1
+    return same
 
 
 @cache

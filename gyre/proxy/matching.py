@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -83,7 +83,7 @@ class Turns:
         return self._replies[turn]
 
 
-class Step(NamedTuple):
+class Step(msgspec.Struct, frozen=True, gc=False):
     """How far a walk has come: the place, the parent so far and the message behind it, sampled messages after it."""
 
     key: Key
@@ -109,7 +109,7 @@ class Trails:
             return []
         same = 0
         for old, new in zip(before.messages, conversation.messages, strict=False):
-            if old != new:
+            if old is not new and old != new:
                 break
             same += 1
         return steps[: same + 1]
@@ -149,12 +149,12 @@ def match(conversation: Conversation, thread: str, known: Known, edits: Edits, t
     for index in range(len(steps) - 1, len(conversation.messages)):
         steps.append(_step(steps[-1], index, conversation.messages[index], known, edits))
     trails.keep(thread, conversation, steps)
-    key, parent, tail, sampled = steps[-1]
-    return Match(parent=parent, tail=tail, sampled=sampled, key=key)
+    end = steps[-1]
+    return Match(parent=end.parent, tail=end.tail, sampled=end.sampled, key=end.key)
 
 
 def _step(before: Step, index: int, message: Message, known: Known, edits: Edits) -> Step:
-    key, parent, tail, sampled = before
+    key, parent, tail, sampled = before.key, before.parent, before.tail, before.sampled
     if message.role != "assistant":
         return Step(extend(key, message), parent, tail, sampled)
     said = visible(edits.normal(message))

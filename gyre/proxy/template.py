@@ -89,7 +89,8 @@ class Renderer:
         """Ids of template text; markers in it become their tokens."""
         # Lone surrogates (JSON escapes can carry them) have no UTF-8 form.
         clean = text.encode("utf-8", "replace").decode("utf-8")
-        return list(self._tokenizer.encode(clean, add_special_tokens=False).ids)
+        # A batch of one: this way the tokenizer keeps no account of where in the text each token lies.
+        return list(self._tokenizer.encode_batch_fast([clean], add_special_tokens=False)[0].ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of sampled ids, markers included."""

@@ -19,7 +19,7 @@ _BLOCK = 4096
 @dataclass(frozen=True)
 class Node:
     """One committed turn. `tokens` is its context, then its output, which starts at `prompt` in the whole
-    sequence.
+    sequence; `length` is that of the whole sequence.
     """
 
     number: int
@@ -27,11 +27,7 @@ class Node:
     keep: int
     tokens: array[int]
     prompt: int
-
-    @property
-    def length(self) -> int:
-        """Length of the whole sequence."""
-        return self.keep + len(self.tokens)
+    length: int
 
     @property
     def output(self) -> array[int]:
@@ -61,7 +57,7 @@ class CallTree:
         tokens = array("i", context)
         prompt = keep + len(tokens)
         tokens.extend(output)
-        node = Node(number, parent, keep, tokens, prompt)
+        node = Node(number, parent, keep, tokens, prompt, keep + len(tokens))
         self._nodes[number] = node
         self._children[number] = []
         self._children[parent].append(node)

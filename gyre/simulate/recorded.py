@@ -135,19 +135,17 @@ def _spans(cell: CellIncarnation) -> Iterable[tuple[str, str, float]]:
 
 
 def _latency(state: RunState) -> float:
-    """From the opening of a burst to the first start that it causes: an order, read and done."""
-    firsts = []
-    for burst in state.bursts.values():
-        starts = [
-            attempt.t_started - burst.t
-            for group in burst.groups
-            for name in execution_names(state.groups[group].plan)
-            for number, attempt in state.executions[name].attempts.items()
-            if number == 1 and attempt.started
-        ]
-        if starts:
-            firsts.append(max(0.0, min(starts)))
-    return _median(firsts)
+    """From a fact to the act that it causes: twice what cells took to begin what they were ordered last.
+
+    A scheduler hears of facts as cells hear of orders, by polling.
+    """
+    waits = []
+    for cell, ordered in state.t_roles.items():
+        found = state.cell(cell)
+        ends = [t for _, _, t in found.history if t >= ordered] if found is not None else []
+        if ends:
+            waits.append(min(ends) - ordered)
+    return 2.0 * _median(waits)
 
 
 def _median(values: Iterable[float]) -> float:

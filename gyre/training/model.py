@@ -58,7 +58,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
         """tokens, positions: int64 (T,) -> hidden states after the last norm, (T, hidden).
 
         In a pipeline every stage is given both; the earlier ones give (T, 1, hidden), which the schedule takes on.
-        Either `packing`, or a bool `attention_mask` (1, 1, T, T), True where masked (for trees), or plain
+        Either `packing`, or a bool `attention_mask` (1, 1, T, T), True where masked, or plain
         causal.
         """
         embedded = self.embedding(input_ids=tokens[None], position_ids=positions[None]) if self.pre_process else None

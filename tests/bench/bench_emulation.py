@@ -1,10 +1,11 @@
 """Emulation against simulation: real processes with paced engines and trainers, and what the simulator said of them.
 
     python tests/bench/bench_emulation.py [--factor 15] [--modes elastic,colocate,async] [--set KEY=VALUE] [--keep DIR]
+    python tests/bench/bench_emulation.py --read DIR           the runs of an earlier --keep
 
-The simulator is given the latency of orders and what an execution takes over its own time (its processes, its sandbox,
-its grading), both measured in the first emulated mode; everything else is the workload's. Needs a machine with cores
-to spare: harness processes that wait for a core are measured too.
+Two predictions stand next to each mode's time: from its own ledger, and from the ledger of the first mode (what
+`gyre simulate RUN --modes ...` says): durations of executions as they were, processes and sandboxes included, training,
+switches and the latency of orders. Needs a machine with cores to spare: what waits for a core lasts longer.
 """
 
 from __future__ import annotations
@@ -16,24 +17,22 @@ import resource
 import tempfile
 import time
 from pathlib import Path
-from statistics import median
 
-import msgspec
-
-from gyre.ledger import events as ev
-from gyre.ledger.job import read_job
 from gyre.ledger.layout import RunFolder
-from gyre.ledger.state import execution_names
-from gyre.ledger.tail import JournalTail, Line
+from gyre.ledger.state import RunState
 from gyre.ledger.view import LedgerView
-from gyre.simulate.jobs import Drawn, Job
-from gyre.simulate.paced.emulate import TOKENS, Emulation, emulate
-from gyre.simulate.recorded import measured_seconds
+from gyre.recipe.load import load_recipe
+from gyre.simulate.jobs import Recorded
+from gyre.simulate.paced.emulate import Emulation, emulate
+from gyre.simulate.recorded import measured_seconds, recorded_workload
 from gyre.simulate.simulation import Plan, Simulation
-from gyre.simulate.workload import Workload, load_workload
+from gyre.simulate.workload import load_workload
 
 ROOT = Path(__file__).resolve().parents[2]
-MODEL = {"build": str(ROOT / "recipes" / "tiny_model" / "build.py"), "build_arguments": ["--steps", "0"]}
+MODEL: dict[str, object] = {
+    "build": str(ROOT / "recipes" / "tiny_model" / "build.py"),
+    "build_arguments": ["--steps", "0"],
+}
 
 
 def main() -> None:
@@ -44,122 +43,55 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], help="override a key of the workload")
     parser.add_argument("--split", type=int, default=1, help="cells that train in async")
     parser.add_argument("--keep", type=Path, help="an empty folder for the runs; default: a temporary one")
+    parser.add_argument("--read", type=Path, help="emulate nothing, read the runs of this folder")
     options = parser.parse_args()
+    modes = options.modes.split(",")
+    if options.read is not None:
+        for mode in modes:
+            show(RunFolder(options.read / "runs" / modes[0]), RunFolder(options.read / "runs" / mode))
+        return
+    emulation = Emulation(load_workload(options.workload, options.set), options.factor, MODEL)
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         os.environ["GYRE_RUNS"] = str(folder / "runs")
-        compare(
-            load_workload(options.workload, options.set),
-            options.factor,
-            options.modes.split(","),
-            options.split,
-            folder,
-        )
+        runs: list[RunFolder] = []
+        for mode in modes:
+            runs.append(emulation.prepare(folder, mode, options.split))
+            began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+            asyncio.run(emulate(runs[-1]))
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            show(runs[0], runs[-1])
+            print(f"  {time.monotonic() - began:.0f} s with {cpu:.0f} s of CPU at a load of {os.getloadavg()[0]:.1f}")
 
 
-def compare(workload: Workload, factor: float, modes: list[str], split: int, folder: Path) -> None:
-    emulation = Emulation(workload, factor, MODEL)
-    measured: Measured | None = None
-    for mode in modes:
-        run = emulation.prepare(folder, mode, split)
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        asyncio.run(emulate(run))
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        found = Measured(run, emulation)
-        measured = measured or found
-        predicted = predict(emulation, measured, Plan(mode, split))
-        switch = workload.cells.to_training / factor
-        print(
-            f"{mode}: {found.seconds:.1f} s emulated, {predicted:.1f} s simulated"
-            f" ({predicted / found.seconds - 1:+.1%}); latency {1000 * found.latency:.0f} ms, scaled switch"
-            f" {switch:.2f} s ({switch / found.latency:.0f} latencies), overhead {found.overhead:.2f} s an execution,"
-            f" {found.executions} executions, {cpu:.0f} s of CPU, load {os.getloadavg()[0]:.1f}",
-            flush=True,
-        )
-
-
-class Measured:
-    """What the simulator is told of an emulated run, and how long that took."""
-
-    def __init__(self, run: RunFolder, emulation: Emulation) -> None:
-        view = LedgerView(run)
-        view.poll()
-        state = view.state
-        self.seconds = measured_seconds(state)
-        self.executions = len(state.executions)
-        lines = [line for line in JournalTail(run, read_job(run).writers()).poll() if line.t]
-        self.latency = order_latency(lines)
-        names = {f"paced-{n:04d}": n for n in range(emulation.workload.groups)}
-        jobs = Drawn(emulation.workload, emulation.seed)
-        took, needed = 0.0, 0.0
-        for group in state.groups.values():
-            executions = [state.executions[name] for name in execution_names(group.plan)]
-            took += sum(a.finished.seconds for e in executions for a in e.attempts.values() if a.finished is not None)
-            needed += sum(job.seconds for job in jobs.group(names[group.plan.task])) / emulation.factor
-        self.overhead = (took - needed) / self.executions
-        self.order = [names[group.plan.task] for group in sorted(state.groups.values(), key=lambda g: g.order)]
-        tokens = sum(found.packed.tokens_trained for found in state.steps.values() if found.packed is not None)
-        self.tokens = tokens / self.executions
-        self.microsteps = sum(len(found.microsteps) for found in state.steps.values())
-
-
-def order_latency(lines: list[Line]) -> float:
-    """From a fact to the act that it causes: a commit to the order that follows, and an order to what its cell says."""
-    lines = sorted(lines, key=lambda line: line.t)
-    heard, obeyed = [], []
-    for index, line in enumerate(lines):
-        if isinstance(line.event, ev.Committed):
-            heard += [x.t - line.t for x in lines[index + 1 : index + 60] if x.writer == "scheduler"][:1]
-        elif isinstance(line.event, ev.TrainOrdered | ev.ServeOrdered):
-            obeyed += [x.t - line.t for x in lines[index + 1 : index + 200] if x.writer == line.event.cell][:1]
-    return median(heard) + median(obeyed)
-
-
-class Given:
-    """The workload's executions in the run's order of groups, each with what processes take besides."""
-
-    def __init__(self, emulation: Emulation, measured: Measured) -> None:
-        jobs = Drawn(emulation.workload, emulation.seed)
-        work = emulation.workload.training.work / TOKENS * measured.tokens / emulation.factor
-        self._groups = [
-            [Job(job.seconds / emulation.factor + measured.overhead, work) for job in jobs.group(number)]
-            for number in measured.order
-        ]
-
-    def group(self, number: int) -> list[Job]:
-        return self._groups[number]
-
-
-def predict(emulation: Emulation, measured: Measured, plan: Plan) -> float:
-    """Seconds, from the opening of the first burst."""
-    workload, factor = emulation.workload, emulation.factor
-    cells, training = workload.cells, workload.training
-    jobs = Given(emulation, measured)
-    work = sum(job.work for number in range(workload.groups) for job in jobs.group(number))
-    scaled = msgspec.structs.replace(
-        workload,
-        cells=msgspec.structs.replace(
-            cells,
-            to_training=cells.to_training / factor,
-            to_rollout=cells.to_rollout / factor,
-            refresh=cells.refresh / factor,
-            latency=measured.latency,
-        ),
-        executions=msgspec.structs.replace(workload.executions, timeout_clock="service"),
-        training=msgspec.structs.replace(
-            training,
-            microstep=work / measured.microsteps,
-            optimizer=training.optimizer / factor,
-            merge=training.merge / factor,
-        ),
+def show(first: RunFolder, run: RunFolder) -> None:
+    state, schedule = state_of(run), load_recipe(run.recipe, folders=False).schedule
+    plan, took = Plan(schedule.mode, schedule.training_cells), measured_seconds(state)
+    own, other = predict(run, plan), predict(first, plan)
+    cells = recorded_workload(state, load_recipe(run.recipe, folders=False), run.name)[0].cells
+    print(
+        f"{run.name}: {took:.1f} s for {len(state.executions)} executions on {cells.count} cells;"
+        f" simulated from its ledger {own:.1f} s ({own / took - 1:+.1%}),"
+        f" from that of {first.name} {other:.1f} s ({other / took - 1:+.1%});"
+        f" latency {1000 * cells.latency:.0f} ms, a switch {cells.to_training:.1f} s",
+        flush=True,
     )
-    done = Simulation(scaled, jobs, plan).run()
+
+
+def state_of(run: RunFolder) -> RunState:
+    view = LedgerView(run)
+    view.poll()
+    return view.state
+
+
+def predict(run: RunFolder, plan: Plan) -> float:
+    """Seconds from the opening of the first burst, by what the ledger of `run` says."""
+    workload, groups = recorded_workload(state_of(run), load_recipe(run.recipe, folders=False), run.name)
+    done = Simulation(workload, Recorded(groups), plan).run()
     return done.seconds - done.state.bursts[1].t
 
 
 if __name__ == "__main__":
-    began = time.monotonic()
     main()
-    print(f"{time.monotonic() - began:.0f} s")

@@ -1,9 +1,10 @@
 """Runs on a Slurm cluster of the bench's own (as root): how long Slurm and the ledger take, and what failures cost.
 
-    python -m tests.bench.bench_slurm [--cells 4] [--steps 4]
+    python -m tests.bench.bench_slurm [--cells 4] [--steps 4] [--only times|failures]
+    python -m tests.bench.bench_slurm --read RUN...        runs that are over, such as those of `make test-slurm`
 
 Prints: submission to first sampled token; requeue to first sampled token; order of the scheduler to acknowledgement;
-and for each failure the seconds to the next committed step and the work that was done again. All processes share this
+and for each failure the seconds to the next new step and the work that was done again. All processes share this
 machine's clock, so the journals' display times can be compared.
 """
 
@@ -14,7 +15,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,17 +23,20 @@ from gyre.ledger import events as ev
 from gyre.ledger.job import read_job
 from gyre.ledger.layout import RunFolder
 from gyre.ledger.shards import TurnReader
+from gyre.ledger.turns import Turn
 from gyre.ledger.view import LedgerView
-from gyre.views.runs import OpenRun
 from tests.slurm.cluster import ENDLESS, Cluster, Submitted, reached
 from tests.slurm.test_failures import guard, host
 from tests.tasks import graded_at_random
 
 
+def turns_of(run: RunFolder) -> list[Turn]:
+    return [turn for worker in read_job(run).workers for turn in TurnReader(run, worker).read_all()]
+
+
 def first_token(run: RunFolder, after: float) -> float:
     """Seconds from `after` to the first token sampled since."""
-    turns = [turn for worker in read_job(run).workers for turn in TurnReader(run, worker).read_all()]
-    return min((turn.first_token for turn in turns if turn.first_token > after), default=float("nan")) - after
+    return min((turn.first_token for turn in turns_of(run) if turn.first_token > after), default=float("nan")) - after
 
 
 def latencies(run: RunFolder) -> tuple[list[float], list[float]]:
@@ -61,21 +65,33 @@ def spread(seconds: list[float]) -> str:
     return f"p50 {1000 * statistics.median(seconds):.0f} ms, p99 {1000 * worst:.0f} ms of {len(seconds)}"
 
 
-def commits(run: RunFolder) -> list[tuple[float, int]]:
-    """(time, step) of every commit, in the order of time."""
-    lines = LedgerView(run, snapshot=False).poll()
-    return sorted((line.t, line.event.step) for line in lines if isinstance(line.event, ev.Committed))
+def costs(run: RunFolder) -> Iterator[str]:
+    """For each process that was lost, and each attempt after the first: a line on what that cost.
 
-
-def repeated(run: RunFolder) -> tuple[int, int, int]:
-    """(steps committed again, executions dispatched again, tokens that were sampled for attempts given up)."""
-    steps = [step for _, step in commits(run)]
-    view = LedgerView(run, snapshot=False)
-    view.poll()
-    last = {name: execution.last() for name, execution in view.state.executions.items()}
-    turns = [turn for worker in read_job(run).workers for turn in TurnReader(run, worker).read_all()]
-    lost = sum(len(turn.output) for turn in turns if turn.attempt < last.get(turn.execution, 0))
-    return len(steps) - len(set(steps)), sum(number - 1 for number in last.values() if number), lost
+    Seconds are from the loss (of an attempt: from its last line) to the first commit of a step that is new, and, for an
+    attempt, to its first sampled token. Sampled tokens are lost when their execution is dispatched again.
+    """
+    lines = sorted(LedgerView(run, snapshot=False).poll(), key=lambda line: line.t)
+    commits = [(line.t, line.event.step) for line in lines if isinstance(line.event, ev.Committed)]
+    losses = [
+        (line.t, line.event.name) for line in lines if isinstance(line.event, ev.ProcessEnded) and line.event.code
+    ]
+    for before, line in pairwise(lines):
+        if line.writer == "supervisor" and isinstance(line.event, ev.Opened):
+            losses.append((before.t, f"attempt {line.incarnation - 1}"))
+    ends = [t for t, _ in sorted(losses)[1:]] + [float("inf")]
+    for (lost, what), end in zip(sorted(losses), ends, strict=True):
+        newest = max((step for t, step in commits if t <= lost), default=0)
+        new = min((t for t, step in commits if t > lost and step > newest), default=float("nan"))
+        redone = sum(lost < t < new and step <= newest for t, step in commits)
+        dispatched = [line.event for line in lines if lost < line.t < end and isinstance(line.event, ev.Dispatched)]
+        again = {(d.execution, d.attempt - 1) for event in dispatched for d in event.executions if d.attempt > 1}
+        tokens = sum(len(turn.output) for turn in turns_of(run) if (turn.execution, turn.attempt) in again)
+        token = f", first token after {first_token(run, lost):.1f} s" if what.startswith("attempt") else ""
+        yield (
+            f"{what} lost{token}, new step after {new - lost:.1f} s; done again: {redone} steps,"
+            f" {len(again)} executions with {tokens} sampled tokens"
+        )
 
 
 def failures(run: Submitted) -> dict[str, Callable[[], object]]:
@@ -100,24 +116,13 @@ def failures(run: Submitted) -> dict[str, Callable[[], object]]:
 def measure_failures(run: Submitted) -> None:
     run.submit()
     run.wait_for_step(4)
-    folder = run.opened.run
-    each = statistics.median(after - before for (before, _), (after, _) in pairwise(commits(folder)))
-    print(f"a step: {each:.1f} s (median)")
     for name, fail in failures(run).items():
-        before, newest = repeated(folder), reached(run.opened)
-        began = time.time()
+        newest = reached(run.opened)
         fail()
-        run.wait_for(lambda opened, newest=newest: progressed(opened, newest), f"progress after: {name}", ending=True)
-        seconds = min(t for t, step in commits(folder) if t > began and step > newest) - began
-        again = [now - then for now, then in zip(repeated(folder), before, strict=True)]
-        print(f"{name}: next step after {seconds:.1f} s; done again: {again[0]} steps, ", end="")
-        print(f"{again[1]} executions, {again[2]} sampled tokens lost")
+        run.wait_for(lambda opened, newest=newest: reached(opened) > newest, f"a step after: {name}", ending=True)
         run.wait_for_step()
     run.cancel()
-
-
-def progressed(opened: OpenRun, newest: int) -> bool:
-    return reached(opened) > newest
+    print("\n".join([f"{len(failures(run))} failures: {', '.join(failures(run))}", *costs(run.opened.run)]))
 
 
 def measure_times(run: Submitted, steps: int) -> None:
@@ -141,7 +146,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--cells", type=int, default=4)
     parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--only", choices=["times", "failures"])
+    parser.add_argument("--read", type=Path, nargs="+", help="run folders: only what their failures cost")
     options = parser.parse_args()
+    if options.read:
+        for folder in options.read:
+            print("\n".join([str(folder), *costs(RunFolder(folder))]))
+        return
     home = Path(tempfile.mkdtemp(prefix="gyre-bench-"))
     cache = Path(os.environ.get("GYRE_CACHE", home / "cache"))
     tasks = graded_at_random(home / "tasks")
@@ -153,6 +164,8 @@ def main() -> None:
             ("times", lambda run: measure_times(run, options.steps), (f"cells.count={options.cells}",)),
             ("failures", measure_failures, ()),
         ):
+            if options.only not in (None, name):
+                continue
             (home / name).mkdir()
             measure(Submitted(cluster, home / name, cache, tasks, ENDLESS, *settings))
             cluster.heal()

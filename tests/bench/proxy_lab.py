@@ -113,7 +113,7 @@ class _Instant(asyncio.BufferedProtocol):
             self.log.clear()
             self.transport.write(_head(200, len(body)) + body)
             return
-        self.transport.write(self.replies[self.path])
+        self.transport.write(self.replies.get(self.path) or _head(404, 0))
         self.log.append((had, time.monotonic()))
 
 
@@ -179,13 +179,13 @@ async def serve_proxy(folder: Path, engine: str, executions: int) -> None:
     from gyre.ledger.shards import TurnWriter
     from gyre.proxy.capture import Limits
     from gyre.proxy.generate import Generator
-    from gyre.proxy.heap import keep_buffers
+    from gyre.proxy.heap import settle
     from gyre.proxy.roles import rules_for
     from gyre.proxy.routes import Route, Routes
     from gyre.proxy.server import Proxy, ProxyExecution
     from gyre.proxy.template import load
 
-    keep_buffers()
+    settle()
     run = RunFolder(folder / "run")
     (folder / "run" / "trajectories").mkdir(parents=True, exist_ok=True)
     renderer = load(folder / "model", "qwen3")

@@ -40,10 +40,20 @@ def gyre(*arguments: str) -> list[str]:
 
 
 class Drill:
-    """One run of recipes/short.toml, in a GYRE_RUNS of its own, with rewards that make every group train."""
+    """One run, of recipes/short.toml or another recipe, in a GYRE_RUNS of its own, with rewards that make every group
+    train. `deadline`: seconds that anything may take to come."""
 
-    def __init__(self, home: Path, cache: Path, steps: int = 2, settings: tuple[str, ...] = SMALL_MICROSTEPS) -> None:
+    def __init__(
+        self,
+        home: Path,
+        cache: Path,
+        steps: int = 2,
+        settings: tuple[str, ...] = SMALL_MICROSTEPS,
+        recipe: Path = RECIPE,
+        deadline: float = DEADLINE,
+    ) -> None:
         self.home = home
+        self.recipe, self.deadline = recipe, deadline
         self.run = RunFolder(home / "drill")
         self.steps = steps
         tasks = graded_at_random(home.parent / f"{home.name}.tasks")
@@ -58,7 +68,7 @@ class Drill:
 
     def start_submit(self) -> None:
         words = [word for setting in self.settings for word in ("--set", setting)]
-        self._start(gyre("submit", str(RECIPE), "--local", "--name", "drill", *words))
+        self._start(gyre("submit", str(self.recipe), "--local", "--name", "drill", *words))
 
     def submit(self) -> None:
         self.start_submit()
@@ -76,7 +86,7 @@ class Drill:
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            gyre(*arguments), cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=DEADLINE, check=False
+            gyre(*arguments), cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=self.deadline, check=False
         )
 
     @property
@@ -86,7 +96,7 @@ class Drill:
 
     def wait(self, condition: Callable[[], Any], running: bool = True) -> Any:
         """Until `condition` holds. With `running`, the run must not end before that."""
-        deadline = time.monotonic() + DEADLINE
+        deadline = time.monotonic() + self.deadline
         while True:
             found = condition()
             if found:
@@ -154,7 +164,7 @@ class Drill:
     def end(self) -> int:
         """Wait for the command's end, and that it leaves nothing behind; its exit code."""
         assert self.process is not None
-        code = self.process.wait(DEADLINE)
+        code = self.process.wait(self.deadline)
         if self.view is not None:
             self.view.poll()
         self.assert_gone()

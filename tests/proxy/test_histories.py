@@ -107,6 +107,28 @@ def test_memory_changes_nothing(name, steps, most):
             assert bodies.setdefault(read.identity, body.decode()) == body.decode()
 
 
+PIECES = [b"", b" ", b",", b", ", b"]", b"}", b'"', b"1", b"null", b"[", b'{"role": "user", "content": "x"}', b"\xff"]
+PIECES += [b', "messages": []', b', "messages": [{"role": "user", "content": "y"}]', b'"a": [], ', b"\\"]
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    at=st.floats(0, 1), cut=st.integers(0, 3), piece=st.sampled_from(PIECES), near=st.sampled_from([None, b"}", b"]"])
+)
+def test_no_bytes_deceive_the_memory(at, cut, piece, near):
+    rounds = [{"role": "user", "content": f"question {n}"} for n in range(4)]
+    body = json.dumps({"max_tokens": 5, "messages": rounds, "model": "m"}).encode()
+    place = int(at * len(body))
+    if near is not None:
+        # What follows an item is where it matters.
+        place = body.find(near, place) + 1
+    other = body[:place] + piece + body[place + cut :]
+    dialect, histories = DIALECTS[PATHS["messages"]], Histories()
+    dialect.read(body, histories)
+    for sent in (other, body, other):
+        assert outcome(dialect, sent, histories) == outcome(dialect, sent, Histories())
+
+
 @pytest.mark.parametrize(
     ("body", "fields", "items"),
     [
@@ -119,9 +141,10 @@ def test_memory_changes_nothing(name, steps, most):
     ],
 )
 def test_a_body_is_split_around_its_items(body, fields, items):
-    found, listed = split(body, "x")
+    found, listed, spans = split(body, "x")
     assert {name: bytes(raw) for name, raw in found.items()} == fields
     assert [bytes(raw) for raw in listed] == items
+    assert [body[start:end] for start, end in spans] == items
 
 
 @pytest.mark.parametrize("body", [b"", b"[1]", b'{"x": [1', b'{"x": 1}', b'{"x": {}}', b'{"x": [1]} 2', b'{"x": [1,]}'])

@@ -11,11 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gyre.engines.launch import EngineLaunch, sglang_launch
 from gyre.engines.sglang.arguments import WHOLE, EnginePart
 from gyre.recipe.schema import Cells, Model, Recipe, Rollout, Tasks, Train
 from tests.engines.place import VOCABULARY, Place, make_model
 
+unproven = pytest.mark.skipif(
+    "GYRE_TEST_SGLANG_ALL" not in os.environ, reason="not yet run green three times: set GYRE_TEST_SGLANG_ALL"
+)
 START_SECONDS = 400.0
 """Two shared cores; alone it takes half a minute."""
 

@@ -15,9 +15,9 @@ from gyre.engines.push import push_weights
 from gyre.proxy.generate import Generator, Sampled, Wanted, nothing_sampled
 from gyre.proxy.routes import Route, Routes
 from tests.engines.place import Oracle, Place
-from tests.sglang.server import Server
+from tests.sglang.server import Server, unproven
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [unproven, pytest.mark.slow, pytest.mark.timeout(900)]
 
 CALLS = 16
 TOKENS = 800

@@ -25,7 +25,7 @@ PLACES = (
     "slurm.cpu.partition=cpu",
     "slurm.gpu.partition=gpu",
     "slurm.gpu.gres=gpu:4",
-    "slurm.signal_before_end=120s",
+    "slurm.signal_before_end=600s",
 )
 PATIENT = (
     "local.liveness=20s",

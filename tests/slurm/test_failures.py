@@ -41,8 +41,8 @@ def test_a_job_that_goes_back_into_the_queue_goes_on(cluster: Cluster, submitted
     run.wait_for_step()
 
     cluster.call("kill", "cpu1")
-    wait(lambda: bool(list(opened.run.launch.glob("rescue-*"))), "a cell's guard rescues the job", run.explain)
-    assert next(opened.run.launch.glob("rescue-*")).read_text() == "cell-0 on gpu1\n"
+    wait(lambda: bool(rescuers(opened)), "a cell's guard rescues the job", run.explain)
+    assert rescuers(opened) in (["cell-0 on gpu1"], ["cell-1 on gpu2"]), "one does, of those that are left"
     wait(lambda: run.status()["state"] == "pending", "the job is in the queue", run.explain)
     cluster.call("start", "cpu1")
     opened = run.wait_for_attempt(4)
@@ -50,6 +50,10 @@ def test_a_job_that_goes_back_into_the_queue_goes_on(cluster: Cluster, submitted
     run.cancel()
     assert opened.job.job_ids == [job_id]
     assert run.opened.job.attempt == 4
+
+
+def rescuers(opened: OpenRun) -> list[str]:
+    return [text for path in opened.run.launch.glob("rescue-*") if (text := path.read_text().strip())]
 
 
 def test_a_step_that_ends_starts_again_in_its_place(cluster: Cluster, submitted: Make) -> None:
@@ -86,8 +90,8 @@ def test_the_loss_of_nodes_leaves_the_others_going(cluster: Cluster, submitted: 
     run.wait_for_step()
     cluster.call("kill", "gpu1")
     cluster.call("kill", "cpu2")
-    opened = run.wait_for(lambda run: host(run, "cell-1") in ("gpu3", "gpu4"), "cell-1 has another node")
-    assert host(opened, "cell-0") == "gpu2"
+    moved = {"cell-0": ("gpu2",), "cell-1": ("gpu3", "gpu4")}
+    opened = run.wait_for(lambda run: all(host(run, c) in nodes for c, nodes in moved.items()), "the cells have moved")
     guest = opened.run.launch / "guest-worker-1"
     wait(guest.exists, "worker-1 waits for a node in a job of its own", run.explain)
     run.wait_for_step()

@@ -12,7 +12,7 @@ from typing import Any
 from gyre.proxy.conversation import Conversation, Message, Tool, ToolCall
 from gyre.proxy.dialects.reading import optional
 from gyre.proxy.exchange import Refusal, Request
-from gyre.proxy.histories import Histories, Reader, decoded, identity, split
+from gyre.proxy.histories import Histories, Reader, decoded, identity
 
 _ASKED = (
     "temperature",
@@ -41,12 +41,11 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 
 def read(body: bytes, histories: Histories) -> Request:
     """Raises Refusal."""
-    fields, given = split(body, "messages")
+    fields, (messages, _, digest) = histories.read(body, "messages", _Reader())
     value = decoded(fields, ("messages", "tools"))
     _refuse_unserved(value)
-    if not given:
+    if not messages:
         raise Refusal("invalid", "messages: a list with at least one message is needed")
-    messages, _, digest = histories.read("messages", given, _Reader())
     system = None
     if messages[0].role == "system":
         system, messages = messages[0].text, messages[1:]

@@ -13,7 +13,7 @@ import msgspec
 from gyre.proxy.conversation import Conversation, Message, Tool, ToolCall
 from gyre.proxy.dialects.reading import listed, optional, positive
 from gyre.proxy.exchange import Hints, Refusal, Request
-from gyre.proxy.histories import Histories, Reader, decoded, identity, split
+from gyre.proxy.histories import Histories, Reader, decoded, identity
 
 _ASKED = ("temperature", "top_p", "top_k", "thinking", "output_config", "output_format", "service_tier", "speed")
 _NOT_SERVED = ("mcp_servers", "container")
@@ -24,14 +24,13 @@ _SERVER_TOOLS = ("web_search_", "web_fetch_")
 
 def read(body: bytes, histories: Histories) -> Request:
     """Raises Refusal."""
-    fields, given = split(body, "messages")
+    fields, (messages, users, digest) = histories.read(body, "messages", _Reader())
     value = decoded(fields, ("messages", "tools"))
     for name in _NOT_SERVED:
         if value.get(name):
             raise Refusal("unsupported", f"{name}: not served here")
-    if not given:
+    if not messages:
         raise Refusal("invalid", "messages: at least one message is required")
-    messages, users, digest = histories.read("messages", given, _Reader())
     tools, server_tools = histories.once(fields, "tools", _tools)
     if _choice(value, bool(tools)) == "none":
         tools = ()

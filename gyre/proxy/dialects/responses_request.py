@@ -15,7 +15,7 @@ import msgspec
 from gyre.proxy.conversation import Conversation, Message, Tool, ToolCall
 from gyre.proxy.dialects.reading import listed, optional, positive
 from gyre.proxy.exchange import Hints, Refusal, Request
-from gyre.proxy.histories import Histories, Reader, decoded, identity, split
+from gyre.proxy.histories import Histories, Reader, decoded, identity
 
 _ASKED = ("temperature", "top_p", "reasoning", "parallel_tool_calls", "service_tier", "truncation", "verbosity")
 _NOT_SERVED = ("previous_response_id", "conversation", "background", "prompt", "top_logprobs")
@@ -30,13 +30,12 @@ _FREEFORM = {"type": "object", "properties": {"input": {"type": "string"}}, "req
 
 def read(body: bytes, histories: Histories) -> Request:
     """Raises Refusal."""
-    fields, items = split(body, "input", _of_text)
+    fields, (messages, users, digest) = histories.read(body, "input", _Reader(), _of_text)
     value = decoded(fields, ("input", "tools"))
     _refuse_unserved(value)
     tools, server_tools, spoken = histories.once(fields, "tools", _all_tools)
     if value.get("tool_choice") == "none":
         tools = ()
-    messages, users, digest = histories.read("input", items, _Reader())
     if not messages:
         raise Refusal("invalid", "input: text or a list with at least one item is needed")
     return Request(
