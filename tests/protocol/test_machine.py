@@ -147,6 +147,6 @@ def test_histories(chunk: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("chunk", range(3, 5))
+@pytest.mark.parametrize("chunk", range(9, 17))
 def test_many_histories(chunk: int) -> None:
     explore(chunk, steps=20)
