@@ -6,6 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A deadline would be an assertion on the machine's load.
+settings.register_profile("gyre", deadline=None)
+settings.load_profile("gyre")
 
 
 @pytest.fixture(scope="session")

@@ -24,6 +24,7 @@ from gyre.executions.limits import Limits
 from gyre.executions.outcome import Ending, Outcome, before_grading, judge
 from gyre.executions.sandbox import Bind, ExitStatus, RunningSandbox, Sandbox, SandboxFailure, SandboxSpec
 from gyre.executions.tasks import NAME, Task
+from gyre.executions.transcripts import Told, told_by
 
 Keep = Literal["none", "failed", "all"]
 ListenerHandler = Callable[[socket.socket], Awaitable[None]]
@@ -89,6 +90,8 @@ class ExecutionResult(Struct, frozen=True, kw_only=True):
     log: Path | None
     workspace: Path | None
     detail: str = ""
+    told: Told | None = None
+    """What the harness's own transcript counts."""
     interrupted: bool = False
     """It was cut: ended before it had ended by itself."""
 
@@ -244,6 +247,8 @@ async def run_execution(
     try:
         ending, snapshot = await run.harness(harness, listener_handler)
         report = call_report()
+        # Before the grader can write there.
+        told = await asyncio.to_thread(told_by, harness, snapshot, run.log) if snapshot is not None else None
         ending = _with_report(ending, report)
         grade = None
         if snapshot is not None and before_grading(ending) is None:
@@ -263,6 +268,7 @@ async def run_execution(
             log=run.log if keep or request.log else None,
             workspace=run.workspace if keep else None,
             detail=run.detail or (grade.detail if grade else ""),
+            told=told,
             interrupted=ending.interrupted,
         )
     finally:

@@ -312,6 +312,22 @@ class Started(JournalEvent, frozen=True):
     attempt: int
 
 
+class TranscriptCount(Struct, frozen=True, kw_only=True):
+    """What the harness's own transcript counts, and the turns and tokens of the roles that it covers.
+
+    Where they differ, one of the two saw what the other did not; that is a fact, and no failure.
+    """
+
+    calls: int
+    tokens: int
+    turns: int
+    sampled: int
+
+    @property
+    def equal(self) -> bool:
+        return (self.calls, self.tokens) == (self.turns, self.sampled)
+
+
 class Finished(JournalEvent, frozen=True):
     """Terminal for this attempt. `retry` asks for another attempt within the budget. Its turns are fsynced."""
 
@@ -327,6 +343,8 @@ class Finished(JournalEvent, frozen=True):
     tokens_sampled: int = 0
     seconds: float = 0.0
     phases: dict[str, float] = {}
+    transcript: TranscriptCount | None = None
+    """None: the harness keeps none, or it could not be read."""
 
 
 # ---- supervisor ---------------------------------------------------------------------------------------------------

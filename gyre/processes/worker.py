@@ -32,6 +32,7 @@ from gyre.executions.layers import remove_tree
 from gyre.executions.limits import recipe_limits
 from gyre.executions.sandbox import Sandbox, make_sandbox
 from gyre.executions.tasks import Task, load_tasks
+from gyre.executions.transcripts import Told
 from gyre.ledger import events as ev
 from gyre.ledger.files import write_error
 from gyre.ledger.layout import RunFolder
@@ -316,6 +317,19 @@ def finished(dispatch: ev.Dispatch, result: ExecutionResult, capture: Capture, s
             "run": result.seconds.run,
             "grade": result.seconds.grade,
         },
+        transcript=transcript_count(result.told, capture.stats),
+    )
+
+
+def transcript_count(told: Told | None, stats: Stats) -> ev.TranscriptCount | None:
+    """The harness's counts beside ours of the same roles."""
+    if told is None:
+        return None
+    return ev.TranscriptCount(
+        calls=told.calls,
+        tokens=told.tokens,
+        turns=sum(stats.roles[role][0] for role in told.call_roles if role in stats.roles),
+        sampled=sum(stats.roles[role][1] for role in told.token_roles if role in stats.roles),
     )
 
 

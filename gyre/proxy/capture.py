@@ -80,6 +80,8 @@ class Stats(msgspec.Struct, kw_only=True):
     malformed_calls: int = 0
     server_errors: int = 0
     dangling: int = 0
+    roles: dict[str, tuple[int, int]] = {}
+    """role -> (turns, tokens sampled in them)"""
     last_error: str = ""
 
 
@@ -306,6 +308,8 @@ class Capture:
         self._turns.add(row.turn, planned.key, said, self._rules.normal)
         self._seen.note_calls(calls)
         self.stats.turns += 1
+        turns, tokens = self.stats.roles.get(row.role, (0, 0))
+        self.stats.roles[row.role] = (turns + 1, tokens + len(row.output))
         self.stats.tokens_context += len(row.context)
         self.stats.malformed_calls += parsed.malformed
         return Reply(

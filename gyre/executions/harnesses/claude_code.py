@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import platform
 from pathlib import Path
+from typing import Any
 
 from gyre.executions.harnesses import LaunchRequest
 from gyre.executions.harnesses.install import INSIDE
 from gyre.executions.harnesses.packaged import Packaged, found_inside
+from gyre.executions.transcripts import Told, json_lines
 
+ISSUED = "msg_"
+"""Begins the ids of our replies; it makes up others for messages of its own."""
 _HOUR = "3600000"
 _MACHINES = {"x86_64": "x64", "aarch64": "arm64"}
 
@@ -53,3 +57,17 @@ class ClaudeCodeHarness(Packaged):
         if request.max_tokens:
             pinned["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = str(request.max_tokens)
         return pinned
+
+    def transcript(self, snapshot: Path, log: Path) -> Told | None:
+        """Its output: the messages of all agents, without summaries, and at the end the tokens of all calls."""
+        messages: set[str] = set()
+        usage: dict[str, Any] | None = None
+        for line in json_lines(log):
+            if line.get("type") == "assistant" and str(line["message"]["id"]).startswith(ISSUED):
+                messages.add(line["message"]["id"])
+            elif line.get("type") == "result":
+                usage = line["modelUsage"]
+        if usage is None:
+            return None
+        tokens = sum(int(model["outputTokens"]) for model in usage.values())
+        return Told(calls=len(messages), tokens=tokens, call_roles=("main", "sub-agent"))

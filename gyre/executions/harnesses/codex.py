@@ -8,6 +8,7 @@ from pathlib import Path
 from gyre.executions.harnesses import LaunchRequest
 from gyre.executions.harnesses.install import INSIDE
 from gyre.executions.harnesses.packaged import Packaged, found_inside
+from gyre.executions.transcripts import Told, files_in, json_lines
 
 _HOUR = 3_600_000
 _KEY = "GYRE_API_KEY"
@@ -42,3 +43,17 @@ class CodexHarness(Packaged):
 
     def environment(self, request: LaunchRequest) -> dict[str, str]:
         return {_KEY: request.key}
+
+    def transcript(self, snapshot: Path, log: Path) -> Told | None:
+        """Its rollouts, one a thread: a usage record a call, and a running total of tokens."""
+        rollouts = files_in(snapshot, "root/.codex/sessions/*/*/*/rollout-*.jsonl")
+        calls = tokens = 0
+        for rollout in rollouts:
+            total = 0
+            for line in json_lines(rollout):
+                calls += line.get("type") == "token_usage_record"
+                payload = line.get("payload") or {}
+                if payload.get("type") == "token_count" and payload.get("info"):
+                    total = int(payload["info"]["total_token_usage"]["output_tokens"])
+            tokens += total
+        return Told(calls=calls, tokens=tokens) if rollouts else None

@@ -6,6 +6,7 @@ renamed) and is never written again; no package's install scripts run on the hos
 
 from __future__ import annotations
 
+import platform
 import shutil
 import subprocess
 import sys
@@ -26,19 +27,27 @@ Run = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 
 
 class Package(Struct, frozen=True):
-    """`tested`: versions that are known to work here, the preferred one first."""
+    """`tested`: versions that are known to work here, the preferred one first.
+
+    `node`: from which version on it brings a Node of its own, since it needs a newer one than machines have.
+    """
 
     name: str
     index: str
     tested: tuple[str, ...]
+    node: str = ""
 
+
+NODE = "node-linux-{machine}@22.23.3"
+"""npm's package of the binary alone."""
+MACHINES = {"x86_64": "x64", "aarch64": "arm64"}
 
 PACKAGES = {
     "claude-code": Package("@anthropic-ai/claude-code", "npm", ("2.1.220", "2.1.332")),
     "codex": Package("@openai/codex", "npm", ("0.171.0",)),
     "mini-swe-agent": Package("mini-swe-agent", "pypi", ("2.4.6",)),
     "opencode": Package("opencode-ai", "npm", ("1.18.33",)),
-    "qwen-code": Package("@qwen-code/qwen-code", "npm", ("0.15.10", "0.24.4")),
+    "qwen-code": Package("@qwen-code/qwen-code", "npm", ("0.15.10", "0.24.4"), node="0.16"),
 }
 
 
@@ -100,6 +109,8 @@ def _fill(folder: Path, package: Package, version: str, run: Run) -> None:
     if package.index == "npm":
         quiet = ["--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"]
         words = ["npm", "install", "--prefix", str(folder), *quiet, f"{package.name}@{version}"]
+        if package.node and _version_key(version) >= _version_key(package.node):
+            words.append(NODE.format(machine=MACHINES.get(platform.machine(), platform.machine())))
     else:
         # The sandbox runs the system's Python, which need not be this one.
         quiet = ["--quiet", "--disable-pip-version-check", "--only-binary=:all:", "--python-version", _python_version()]

@@ -5,11 +5,13 @@ Invariant: its libraries are on its own path alone; the commands that it runs se
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from gyre.executions.harnesses import LaunchRequest
 from gyre.executions.harnesses.install import INSIDE, PYTHON
 from gyre.executions.harnesses.packaged import Packaged
+from gyre.executions.transcripts import Told, files_in, text_of
 
 _RUN = (
     "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); sys.argv[0] = 'mini'; sys.dont_write_bytecode = True; "
@@ -45,3 +47,12 @@ class MiniSweAgentHarness(Packaged):
             "MSWEA_CONFIGURED": "true",
             "MSWEA_SILENT_STARTUP": "1",
         }
+
+    def transcript(self, snapshot: Path, log: Path) -> Told | None:
+        """Its trajectory: a count of calls, and each response with its usage, also where it dropped the reply."""
+        for path in files_in(snapshot, TRAJECTORY.lstrip("/")):
+            told = json.loads(text_of(path))
+            replies = [m["extra"]["response"] for m in told["messages"] if "response" in m.get("extra", {})]
+            tokens = sum(int(reply["usage"]["completion_tokens"]) for reply in replies)
+            return Told(calls=int(told["info"]["model_stats"]["api_calls"]), tokens=tokens)
+        return None

@@ -9,6 +9,7 @@ from pathlib import Path
 from gyre.executions.harnesses import LaunchRequest
 from gyre.executions.harnesses.install import INSIDE
 from gyre.executions.harnesses.packaged import Packaged, found_inside
+from gyre.executions.transcripts import Told, json_lines
 
 _KEY = "GYRE_API_KEY"
 _SMALL = "-small"
@@ -47,3 +48,11 @@ class OpenCodeHarness(Packaged):
             "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
             "OPENCODE_DISABLE_MODELS_FETCH": "1",
         }
+
+    def transcript(self, snapshot: Path, log: Path) -> Told | None:
+        """Its output: the main session's steps, summaries among them, without sub-agents and titles."""
+        tokens = [
+            int(line["part"]["tokens"]["output"]) for line in json_lines(log) if line.get("type") == "step_finish"
+        ]
+        roles = ("main", "main-summary")
+        return Told(calls=len(tokens), tokens=sum(tokens), call_roles=roles, token_roles=roles) if tokens else None

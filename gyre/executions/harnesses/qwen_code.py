@@ -9,6 +9,8 @@ from gyre.executions.harnesses import LaunchRequest
 from gyre.executions.harnesses.install import INSIDE
 from gyre.executions.harnesses.packaged import Packaged, found_inside
 
+NODE = "/usr/bin/node"
+"""The sandbox's, for versions that were installed without one of their own."""
 _HOUR = "3600000"
 _SETTINGS = {
     "telemetry": {"enabled": False},
@@ -28,7 +30,9 @@ class QwenCodeHarness(Packaged):
     def argv(self, request: LaunchRequest, folder: Path) -> tuple[str, ...]:
         entry = found_inside(folder, "node_modules/@qwen-code/qwen-code/cli.js", INSIDE)
         turns = ("--max-session-turns", str(request.max_turns))
-        return ("/usr/bin/node", entry, "--yolo", "--auth-type", "openai", *turns, "-p", request.task.instruction)
+        own = next(iter(folder.glob("node_modules/node-linux-*/bin/node")), None)
+        node = f"{INSIDE}/{own.relative_to(folder)}" if own is not None else NODE
+        return (node, entry, "--yolo", "--auth-type", "openai", *turns, "-p", request.task.instruction)
 
     def environment(self, request: LaunchRequest) -> dict[str, str]:
         return {

@@ -38,8 +38,6 @@ class PacedCell(Cell):
     async def _watch_ranks(self) -> None:
         await asyncio.Event().wait()
 
-    _start_rank, _watch_rank = _start_ranks, _watch_ranks
-
     async def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
         """What a trainer would do: it takes its time."""
         answer: dict[str, Any] = await getattr(self, f"_rank_{op}")(**arguments)
