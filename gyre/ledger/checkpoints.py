@@ -12,6 +12,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ import numpy as np
 from gyre.ledger.chunks import DTYPES, ArraySpec, FileRecord, fsync_path, record_of
 
 COMPLETE = "COMPLETE"
+READERS = 4
+"""Files that are verified at a time."""
 _NAME = re.compile(r"step-(\d{6,})\.zarr")
 _FORMAT = 1
 
@@ -142,18 +145,21 @@ def verify(path: Path, deep: bool = True) -> list[str]:
         info = read_info(path)
     except ValueError as error:
         return [str(error)]
-    problems = []
-    for file in info.files:
-        try:
-            size = (path / file.name).stat().st_size
-        except FileNotFoundError:
-            problems.append(f"{path}: {file.name} is missing")
-            continue
-        if size != file.bytes:
-            problems.append(f"{path}: {file.name} has {size} bytes instead of {file.bytes}")
-        elif deep and record_of(path, file.name).digest != file.digest:
-            problems.append(f"{path}: {file.name} has changed, its digest does not fit")
-    return problems
+    with ThreadPoolExecutor(READERS, "verify") as pool:
+        found = pool.map(lambda file: _problem(path, file, deep), info.files)
+        return [problem for problem in found if problem]
+
+
+def _problem(path: Path, file: FileRecord, deep: bool) -> str:
+    try:
+        size = (path / file.name).stat().st_size
+    except FileNotFoundError:
+        return f"{path}: {file.name} is missing"
+    if size != file.bytes:
+        return f"{path}: {file.name} has {size} bytes instead of {file.bytes}"
+    if deep and record_of(path, file.name).digest != file.digest:
+        return f"{path}: {file.name} has changed, its digest does not fit"
+    return ""
 
 
 def newest_complete(
@@ -206,6 +212,7 @@ class CheckpointReader:
         import zarr
 
         self._root = zarr.open_group(path, mode="r")
+        self._arrays: dict[str, Any] = {}
         self.path = path
 
     def keys(self) -> list[str]:
@@ -220,12 +227,22 @@ class CheckpointReader:
 
     def read(self, key: str, region: tuple[slice, ...] = ()) -> np.ndarray:
         """A copy of a region (all of it by default). KeyError for a key that the checkpoint does not hold."""
-        return np.ascontiguousarray(self._array(key)[region or ...])
+        array = self._array(key)
+        chunk = tuple(array.chunks)
+        corner = tuple(part.start // size for part, size in zip(region, chunk, strict=False))
+        ends = tuple(slice(c * size, (c + 1) * size) for c, size in zip(corner, chunk, strict=False))
+        if len(region) == len(chunk) and region == ends:
+            # Just one chunk, as under the layout that wrote it: its file is the array's bytes.
+            whole = np.fromfile(self.path / key / ("c." + ".".join(map(str, corner))), dtype=array.dtype)
+            return whole.reshape(chunk)
+        return np.ascontiguousarray(array[region or ...])
 
     def _array(self, key: str) -> Any:
-        if key not in self._root:
-            raise KeyError(f"{self.path} holds no array {key}")
-        return self._root[key]
+        if key not in self._arrays:
+            if key not in self._root:
+                raise KeyError(f"{self.path} holds no array {key}")
+            self._arrays[key] = self._root[key]
+        return self._arrays[key]
 
 
 def _named(folder: Path) -> list[Path]:

@@ -242,7 +242,7 @@ class Cell(Process):
         except EngineError as error:
             log.error("%s does not release its memory (%s): ending it", self.engine.name, error)
             await self.engine.close()
-        await self.ask("onload")
+        await self._move("onload")
 
     async def _serve_role(self, order: ev.ServeOrdered) -> None:
         if self.current == "training":
@@ -251,9 +251,10 @@ class Cell(Process):
         self.enter("resuming")
         self.say(ev.ServingEnded())
         self._thaw()
+        await self._move("onload")  # it serves again: what comes in needs its place
         if not await self._pull(order.manifest, order.lineage, order.step):
             return
-        await self.ask("offload")
+        await self._move("offload", weights=False)
         for _ in range(3):
             try:
                 await self._push(order)
@@ -263,9 +264,15 @@ class Cell(Process):
                 await self.engine.close()
         else:
             raise ChildDied(f"{self.engine.name} does not take its weights")
+        await self._move("offload", weights=True)
         self.served = order
         self.say(ev.Serving(lineage=order.lineage, version=order.version, weight_version=order.weight_version))
         self.enter("rollout")
+
+    async def _move(self, op: str, **arguments: Any) -> None:
+        """Give the trainer's device memory away, or take it back; what that cost is in the log."""
+        moved = await self.ask(op, **arguments)
+        log.info("%s: %d bytes in %.3f s, %d free afterwards", op, moved["nbytes"], moved["seconds"], moved["free"])
 
     async def _push(self, order: ev.ServeOrdered) -> None:
         if not self.engine.running:

@@ -37,6 +37,7 @@ from gyre.processes.children import say_last_words
 from gyre.recipe.load import load_recipe
 from gyre.training.batch import MicroStepBatch
 from gyre.training.layout import Layout
+from gyre.training.memory import Moved
 from gyre.training.settings import TrainSettings, learning_rate
 from gyre.training.trainer import Trainer
 from gyre.transfer.engine import TransferSession
@@ -283,11 +284,20 @@ class Rank:
 
     # ---- memory ----
 
-    def offload(self) -> dict[str, Any]:
-        return {"nbytes": self.trainer.offload()}
+    def offload(self, weights: bool) -> dict[str, Any]:
+        return self._moved([self.trainer.offload(weights)])
 
     def onload(self) -> dict[str, Any]:
-        return {"nbytes": self.trainer.onload()}
+        return self._moved([self.trainer.onload()])
+
+    def _moved(self, own: list[Moved]) -> dict[str, Any]:
+        """Of all ranks: bytes together, the slowest one's time, the least free memory."""
+        moves = [moved for part in self.trainer.agree(own) for moved in part]
+        return {
+            "nbytes": sum(moved.nbytes for moved in moves),
+            "seconds": max(moved.seconds for moved in moves),
+            "free": min(moved.free for moved in moves),
+        }
 
 
 OPERATIONS = frozenset(

@@ -53,6 +53,8 @@ class Layout:
         if architecture.experts and self.tensor > 1:
             # Without sequence parallelism each rank would route every token, and the experts' gradients count twice.
             raise UserError("train.tensor_parallel > 1 is not supported for a mixture of experts: set it to 1")
+        if architecture.experts and self.pipeline > 1:
+            raise UserError("train.pipeline_parallel > 1 is not supported for a mixture of experts: set it to 1")
         divisible = {
             "attention heads": architecture.heads,
             "key-value heads": architecture.kv_heads,

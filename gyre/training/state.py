@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -32,6 +33,8 @@ with shims.quiet():
 
 
 T = TypeVar("T")
+WRITERS = 4
+"""Chunks that a rank writes at a time; so many host copies exist."""
 PREFIXES = tuple(f"optimizer.{moment}." for moment in MOMENTS)
 MAIN = "optimizer.main."
 
@@ -92,7 +95,7 @@ def write(
     first = dist.get_rank() == 0
     try:
         _together(lambda: checkpoints.create(path, arrays.values()) if first else None, group)
-        written = _together(lambda: [_write(path, shard) for shard in shards if shard.writes], group)
+        written = _together(lambda: _write_all(path, [shard for shard in shards if shard.writes]), group)
         records = [record for part in written for record in part]
         _together(lambda: checkpoints.finish(path, meta, list(arrays.values()), records) if first else None, group)
     except OSError as error:
@@ -105,6 +108,12 @@ def write(
             code=1,
         ) from error
     return checkpoints.read_info(checkpoints.final_path(folder, meta.step))
+
+
+def _write_all(path: Path, shards: list[Shard]) -> list[FileRecord]:
+    """Several at a time: a disk is idle while one file's digest is computed, and the processor while it is synced."""
+    with ThreadPoolExecutor(WRITERS, "chunks") as pool:
+        return list(pool.map(lambda shard: _write(path, shard), shards))
 
 
 def _together(work: Callable[[], T], group: dist.ProcessGroup | None) -> list[T]:
@@ -130,7 +139,7 @@ def load(model: PolicyModel, optimizer: Adam | None, path: Path) -> CheckpointIn
     entries = _entries(model)
     for name, parameter in model.named_parameters():
         for shard in _shards(entries[name], parameter.detach(), "", writes=False):
-            _read(reader, shard)
+            fill(reader, shard)
     if optimizer is not None:
         optimizer.fill()
         optimizer.reload()
@@ -208,7 +217,7 @@ def _read_held(
     shape = held.parameter.shape
     whole = tensor.view(shape) if held.whole else torch.empty(shape, dtype=tensor.dtype)
     for shard in _shards(entry, whole, prefix, writes=False):
-        _read(reader, shard)
+        fill(reader, shard)
     if not held.whole:
         tensor.copy_(whole.view(-1)[held.first : held.last])
 
@@ -255,7 +264,7 @@ def _write(path: Path, shard: Shard) -> FileRecord:
     return write_chunk(path, shard.spec, shard.offset, data)
 
 
-def _read(reader: CheckpointReader, shard: Shard) -> None:
+def fill(reader: CheckpointReader, shard: Shard) -> None:
     """Fill a shard. The vocabulary's padding differs between layouts: rows beyond the array's end are
     zero."""
     data = reader.read(shard.spec.key, shard.region())

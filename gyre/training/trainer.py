@@ -306,17 +306,28 @@ class Trainer:
 
     # Memory
 
-    def offload(self) -> int:
-        """Give the device memory of weights, gradients and optimizer to the engine; returns bytes. On CPU
-        nothing moves."""
-        tensors = self._device_tensors()
-        return self._offloaded.offload(tensors) if self.device.type == "cuda" else memory.bytes_of(tensors)
+    def offload(self, weights: bool = True) -> memory.Moved:
+        """Give the device memory of gradients and optimizer, and with `weights` theirs, to the engine, and wait until
+        it is measured free. On CPU the same call measures and counts, and nothing moves."""
+        tensors = [*self._gradients.buffers(), *(self._optimizer.tensors() if self._optimizer is not None else [])]
+        kept = {parameter.untyped_storage().data_ptr() for parameter in self.model.parameters()}
+        if weights:
+            tensors += [parameter.data for parameter in self.model.parameters()]
+        else:  # Adam's view of an fp32 weight is the weight
+            tensors = [tensor for tensor in tensors if tensor.untyped_storage().data_ptr() not in kept]
+        moves = self.device.type == "cuda"
+        return memory.measured(
+            self.device, lambda: self._offloaded.offload(tensors) if moves else memory.bytes_of(tensors), frees=moves
+        )
 
-    def onload(self) -> int:
-        """Take it back; returns bytes."""
-        if self.device.type == "cuda":
-            return self._offloaded.onload()
-        return memory.bytes_of(self._device_tensors())
+    def onload(self) -> memory.Moved:
+        """Take all of it back."""
+        moves = self.device.type == "cuda"
+        return memory.measured(
+            self.device,
+            lambda: self._offloaded.onload() if moves else memory.bytes_of(self._device_tensors()),
+            frees=False,
+        )
 
     def _device_tensors(self) -> list[torch.Tensor]:
         optimizer = self._optimizer.tensors() if self._optimizer is not None else []

@@ -72,6 +72,9 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     assert (reader.dtype("norm"), reader.shape("norm")) == ("bfloat16", (3,))
     for spec in SPECS:
         assert np.array_equal(reader.read(spec.key), _data(spec, 12))
+    for offset in np.ndindex(2, 2):  # just a chunk
+        region = (slice(offset[0], offset[0] + 1), slice(2 * offset[1], 2 * offset[1] + 2), slice(0, 3))
+        assert np.array_equal(reader.read("decoder.layers.weight", region), _data(SPECS[0], 12)[region])
     region = (slice(1, 2), slice(1, 3), slice(0, 3))
     assert np.array_equal(reader.read("decoder.layers.weight", region), _data(SPECS[0], 12)[region])
     with pytest.raises(KeyError, match="nothing"):

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from gyre.errors import UserError
-from gyre.training import flat
+from gyre.training import flat, memory
 from gyre.training.architecture import read_architecture
 from gyre.training.layout import Layout
 from gyre.training.memory import OffloadedTensors, bytes_of
@@ -76,8 +76,7 @@ def test_offloaded_tensors_come_back_bit_for_bit_with_their_views() -> None:
     offloaded = OffloadedTensors()
     assert offloaded.offload(tensors) == 456
     assert bytes_of([whole]) == 0
-    with pytest.raises(RuntimeError, match="already"):
-        offloaded.offload(tensors)
+    assert offloaded.offload(tensors) == 0  # what has moved stays away
     assert offloaded.onload() == 456
     assert torch.equal(whole, torch.arange(100.0)) and torch.equal(other, torch.arange(7))
     view.zero_()
@@ -87,11 +86,28 @@ def test_offloaded_tensors_come_back_bit_for_bit_with_their_views() -> None:
 def test_offload_of_a_trainer_on_cpu_reports_bytes(make_trainer: Any, helpers: Any) -> None:
     satellite = make_trainer(core=False)
     parameters = sum(p.numel() for p in satellite.model.parameters())
-    assert satellite.offload() == satellite.onload() == 8 * parameters
+    assert satellite.offload().nbytes == satellite.onload().nbytes == 8 * parameters
+    assert satellite.offload(weights=False).nbytes == 4 * parameters
     core = make_trainer()
     core.train_microstep(helpers.make_batch(LENGTHS))
     core.commit(1, 1e-3)
-    assert core.offload() == 16 * parameters
+    assert core.offload().nbytes == 16 * parameters
+    assert core.offload(weights=False).nbytes == 12 * parameters
+    assert core.offload().free > 0
+
+
+def test_memory_that_was_given_back_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device: `measured` returns when the bytes are free, and fails when something else has taken them."""
+    free = iter([100, 100, 120, 164, 164])
+    monkeypatch.setattr(memory, "free_bytes", lambda device: next(free))
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(f"torch.cuda.{name}", lambda: None)
+    moved = memory.measured(torch.device("cuda"), lambda: 64, frees=True)
+    assert (moved.nbytes, moved.free) == (64, 164)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 100)
+    monkeypatch.setattr(memory, "FREE_SECONDS", 0.0)
+    with pytest.raises(RuntimeError, match="64 bytes were given back, but 0 more are free"):
+        memory.measured(torch.device("cuda"), lambda: 64, frees=True)
 
 
 def test_offloading_does_not_disturb_training(make_trainer: Any, helpers: Any) -> None:
