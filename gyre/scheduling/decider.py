@@ -179,6 +179,7 @@ class Decider:
     def _hear(self, event: ev.Event) -> None:
         """Wake all decisions, but those of which the table says that they do not depend on such a line."""
         self._world = None
+        self._level = -1  # a burst that opens raises the waterlevel: the next end is not compared with one before it
         alive = not isinstance(event, ev.CellEntered) or event.state in ("ready", "starting", "failed")
         for name, place in self._places.items():
             if name not in _HEARS or (alive and isinstance(event, _HEARS[name])):

@@ -63,6 +63,14 @@ def training(seed: int) -> tuple[Settings, int, Faults]:
     return settings, seed, faults
 
 
+def test_the_end_of_an_execution_after_a_burst_has_raised_the_waterlevel() -> None:
+    """The decider compared the level with one from before the burst, and did not see that a cell could leave."""
+    seed = 10_078
+    history(*training(seed), speed=6.0)
+    rng = random.Random(-1 - seed)
+    history(draw(rng), seed, draw_faults(rng))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk", range(100))
 def test_many_faulty_histories(chunk: int) -> None:
