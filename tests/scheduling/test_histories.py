@@ -63,9 +63,14 @@ def training(seed: int) -> tuple[Settings, int, Faults]:
     return settings, seed, faults
 
 
-def test_the_end_of_an_execution_after_a_burst_has_raised_the_waterlevel() -> None:
-    """The decider compared the level with one from before the burst, and did not see that a cell could leave."""
-    seed = 10_078
+@pytest.mark.parametrize(
+    "seed",
+    [
+        10_078,  # an execution ends after a burst has raised the waterlevel over an earlier one's level
+        11_555,  # a cell that is fenced reports a grant done
+    ],
+)
+def test_moments_that_the_decider_once_missed(seed: int) -> None:
     history(*training(seed), speed=6.0)
     rng = random.Random(-1 - seed)
     history(draw(rng), seed, draw_faults(rng))
