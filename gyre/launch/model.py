@@ -65,7 +65,9 @@ def _key(script: Path, arguments: list[str], seed: int) -> str:
 def _build(script: Path, arguments: list[str], seed: int, out: Path) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     argv = [sys.executable, str(script), *arguments, "--out", str(out), "--seed", str(seed)]
-    code = subprocess.run(argv, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False).returncode
+    # a script may import what lies beside it
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    code = subprocess.run(argv, env={**environment, "OMP_NUM_THREADS": "1"}, check=False).returncode
     if code != 0:
         raise UserError(f"model.build: {script} ended with status {code}; its output is above", code=1)
     if not (out / COMPLETE).exists():

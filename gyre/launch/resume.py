@@ -16,7 +16,7 @@ import msgspec
 
 from gyre.errors import UserError
 from gyre.launch.control import request_resume
-from gyre.ledger.files import ledger_writes, write_atomic
+from gyre.ledger.files import write_atomic, write_new
 from gyre.ledger.identity import process_start, still_runs
 from gyre.ledger.job import read_job, write_job
 from gyre.ledger.layout import RunFolder
@@ -56,15 +56,14 @@ def claim_attempt(run: RunFolder, attempt: int) -> int:
     while True:
         path = run.launch / f"attempt-{attempt}"
         try:
-            with ledger_writes(path), open(path, "x") as file:
-                file.write(f"{socket.gethostname()} {os.getpid()} {process_start():.0f}\n")
+            write_new(path, f"{socket.gethostname()} {os.getpid()} {process_start():.0f}\n".encode())
             return attempt
         except FileExistsError:
-            host, pid, start = (path.read_text().split() + ["", "0", "0"])[:3]
+            host, pid, start = path.read_text().split()
             if host != socket.gethostname() or still_runs(int(pid), float(start)):
                 raise UserError(
-                    f"{run.name}: another gyre resume (process {pid} on {host or 'some host'}) has just begun attempt "
-                    f"{attempt}; look with gyre status {run.name}, or remove {path} if that process is gone"
+                    f"{run.name}: another gyre resume (process {pid} on {host}) has just begun attempt {attempt}; look "
+                    f"with gyre status {run.name}, or remove {path} if that process is gone"
                 ) from None
             attempt += 1
 

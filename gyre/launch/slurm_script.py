@@ -84,7 +84,9 @@ def _script(
         lines += ["#SBATCH hetjob"] if index else []
         lines += [f"#SBATCH {option}" for option in options]
     lines += ["", *slurm.prologue]
-    lines += [f"export PYTHONPATH={shlex.quote(str(program.code))}"] if program.code is not None else []
+    if program.code is not None:
+        # safe path: or `python -m` would look first in the folder that the job was submitted from, perhaps the checkout
+        lines += [f"export PYTHONPATH={shlex.quote(str(program.code))}", "export PYTHONSAFEPATH=1"]
     command = [*slurm.container, program.python, "-m", f"gyre.launch.{module}", "--run", str(program.run), *arguments]
     # exec: the signal before the end goes to the batch script's own process, which is then ours
     lines += [f"exec {shlex.join(command)}", ""]

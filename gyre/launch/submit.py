@@ -92,12 +92,14 @@ def refuse_unbuilt(recipe: Recipe) -> None:
 
 def create_run(planned: Plan, launcher: str, now: float, say: Callable[[str], None], name: str = "") -> RunFolder:
     """Make the run folder with everything frozen in it. A model that is to be built is built now, or by the job."""
+    run = RunFolder(runs_home() / (name or free_name(planned.recipe.name)))
+    if run.path.exists():  # said before a model is built for minutes
+        raise run.taken()
     if notice := packing_notice(planned.recipe):
         say(notice)
     model = resolve_model(planned.recipe.model, planned.recipe.seed, say, build=launcher == "local")
     if (model / "config.json").exists():
         Layout.of(planned.recipe.train).check(read_architecture(model))
-    run = RunFolder(runs_home() / (name or free_name(planned.recipe.name)))
     run.create()
     try:
         _freeze(run, planned, launcher, now, model)

@@ -7,7 +7,6 @@ whatever happens to it later is found by sizes and digests, and then it is passe
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from gyre.ledger.chunks import DTYPES, ArraySpec, FileRecord, fsync_path, record_of
+from gyre.ledger.digest import new_digest
 
 COMPLETE = "COMPLETE"
 READERS = 4
@@ -252,4 +252,4 @@ def _named(folder: Path) -> list[Path]:
 
 
 def _text_digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
+    return new_digest(text.encode()).hexdigest()

@@ -7,13 +7,14 @@ and only after the file is fsynced.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
 import numpy as np
+
+from gyre.ledger.digest import new_digest
 
 DTYPES = {
     "float32": "float32",
@@ -54,7 +55,7 @@ class ArraySpec:
 
 @dataclass(frozen=True)
 class FileRecord:
-    """A file that is on disk: name relative to the checkpoint, size in bytes, blake2b-256 of its content."""
+    """A file that is on disk: name relative to the checkpoint, size in bytes, SHA-256 of its content."""
 
     name: str
     bytes: int
@@ -72,12 +73,12 @@ def write_chunk(folder: Path, spec: ArraySpec, offset: tuple[int, ...], data: np
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    return FileRecord(name, content.nbytes, hashlib.blake2b(content, digest_size=32).hexdigest())
+    return FileRecord(name, content.nbytes, new_digest(content).hexdigest())
 
 
 def record_of(folder: Path, name: str) -> FileRecord:
     """The record of a file as it is now."""
-    digest = hashlib.blake2b(digest_size=32)
+    digest = new_digest()
     size = 0
     with open(folder / name, "rb") as file:
         while block := file.read(1 << 22):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -112,6 +113,21 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
             write_all(fd, data)
         finally:
             os.close(fd)
+
+
+def write_new(path: Path, data: bytes) -> None:
+    """Creates `path` with all of `data`, durably, or raises FileExistsError; nobody ever sees half of it.
+
+    Of several that try at once, on any machines that share the file system, one succeeds: a hard link is exclusive.
+    """
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.aside")
+    write_atomic(aside, data)
+    try:
+        with ledger_writes(path):
+            os.link(aside, path)
+            fsync_folder(path.parent)
+    finally:
+        aside.unlink()
 
 
 def read_json(path: Path, type: type[T]) -> T:

@@ -131,12 +131,15 @@ class RunFolder:
             try:
                 self.path.mkdir(mode=0o700)
             except FileExistsError:
-                raise UserError(f"{self.path} exists already: name another run, or gyre resume it") from None
+                raise self.taken() from None
             for place in places:
                 place.mkdir(mode=0o700)
             fsync_folder(self.path)
             fsync_folder(self.path.parent)
         return self
+
+    def taken(self) -> UserError:
+        return UserError(f"{self.path} exists already: name another run, or gyre resume it")
 
     def exists(self) -> bool:
         return self.journal.is_dir()

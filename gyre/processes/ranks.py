@@ -109,7 +109,6 @@ class Ranks:
                 task.cancel()
 
     async def end(self) -> None:
-        for child in self.children:
-            await child.end()
+        await asyncio.gather(*(child.end() for child in self.children))  # at once: none logs the end of another
         with contextlib.suppress(OSError):
             self._meeting.cleanup()

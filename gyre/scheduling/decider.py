@@ -32,6 +32,7 @@ class Index:
         self.grants = list(world.grants)
         self.merged = set(world.merged)
         self.pending = list(world.pending)
+        self.lost = world.lost  # what adds to it is followed by an index made anew
         self.unfinished = {cell: {g.grant: g for g in world.unfinished(cell)} for cell in world.settings.cells}
         self.unmerged = {
             cell: list(world.unmerged(lineage, cell)) if lineage is not None else [] for cell in world.settings.cells
@@ -53,7 +54,7 @@ class Index:
         self.unfinished[cell].pop(event.grant, None)
         if cell == self.core:
             self.merged.update(event.microsteps)
-        else:
+        elif event.grant not in self.lost:
             self.unmerged[cell] += event.microsteps
 
 
@@ -179,6 +180,7 @@ class Decider:
     def _hear(self, event: ev.Event) -> None:
         """Wake all decisions, but those of which the table says that they do not depend on such a line."""
         self._world = None
+        self._level = -1  # a burst that opens raises the waterlevel: the next end is not compared with one before it
         alive = not isinstance(event, ev.CellEntered) or event.state in ("ready", "starting", "failed")
         for name, place in self._places.items():
             if name not in _HEARS or (alive and isinstance(event, _HEARS[name])):

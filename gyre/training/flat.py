@@ -6,10 +6,11 @@ order of construction and the same on every machine. Invariant: `scatter(flatten
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 
 import torch
+
+from gyre.ledger.digest import new_digest
 
 
 def flatten(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
@@ -32,8 +33,8 @@ def scatter(buffer: torch.Tensor, parameters: Iterable[torch.Tensor]) -> None:
 
 
 def digest(buffers: Sequence[torch.Tensor]) -> str:
-    """blake2b-256 (64 hex digits) over the bytes of contiguous host tensors, in order."""
-    state = hashlib.blake2b(digest_size=32)
+    """SHA-256 (64 hex digits) over the bytes of contiguous host tensors, in order."""
+    state = new_digest()
     for buffer in buffers:
         state.update(buffer.detach().view(torch.uint8).numpy().data)
     return state.hexdigest()
@@ -44,4 +45,4 @@ def combined_digest(digests: Sequence[str]) -> str:
     itself."""
     if len(digests) == 1:
         return digests[0]
-    return hashlib.blake2b("\n".join(digests).encode(), digest_size=32).hexdigest()
+    return new_digest("\n".join(digests).encode()).hexdigest()

@@ -1,12 +1,11 @@
 """Manifests: who to pull a step's weights, or a cell's contribution, from.
 
 Owns the descriptors and their files (`RUN/weights/*.json`). Invariant: a manifest file is complete and durable before
-its name exists, and is never changed afterwards; digests in it are blake2b (16 bytes, hexadecimal).
+its name exists, and is never changed afterwards; digests in it are the first 16 bytes of SHA-256, hexadecimal.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -14,8 +13,12 @@ from typing import Any, Literal
 import msgspec
 
 from gyre.errors import UserError
+from gyre.ledger.digest import new_digest
 from gyre.ledger.files import read_json, write_atomic
 from gyre.transfer.memory import as_bytes
+
+DIGITS = 32
+"""Of a digest in a manifest: 128 bits."""
 
 
 class Peer(msgspec.Struct, frozen=True):
@@ -77,14 +80,14 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def digest_of(buffer: Any) -> str:
-    """blake2b-16, hexadecimal, of a buffer's bytes (numpy, torch or buffer protocol)."""
-    return hashlib.blake2b(as_bytes(buffer).data, digest_size=16).hexdigest()
+    """The first 32 digits of SHA-256 over a buffer's bytes (numpy, torch or buffer protocol)."""
+    return new_digest(as_bytes(buffer).data).hexdigest()[:DIGITS]
 
 
 def whole_digest(ranks: Sequence[RankBuffer]) -> str:
-    """The digest of a publication: blake2b-16 over the ranks' digests in rank order."""
+    """The digest of a publication: over the ranks' digests in rank order."""
     ordered = sorted(ranks, key=lambda buffer: buffer.rank)
-    return hashlib.blake2b("".join(buffer.digest for buffer in ordered).encode(), digest_size=16).hexdigest()
+    return new_digest("".join(buffer.digest for buffer in ordered).encode()).hexdigest()[:DIGITS]
 
 
 def make_manifest(

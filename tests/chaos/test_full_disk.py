@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from transformers import Qwen3Config
 
 from gyre.ledger.state import RunState
 from tests.chaos import moments
@@ -52,8 +53,9 @@ def test_a_disk_that_is_full_at_submission_leaves_no_run(drills: Callable[..., D
     fill(disk)
     model = disk.parent / "model"
     model.mkdir()
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+    for name in ("model.safetensors", "tokenizer.json"):
         (model / name).write_text("{}")
+    Qwen3Config(architectures=["Qwen3ForCausalLM"]).save_pretrained(model)
     drill = drills(home=disk, settings=(f"model.path={model}", 'model.build=""'))
     drill.start_submit()
     assert drill.end() == 1

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from gyre.errors import UserError
-from gyre.ledger.files import LedgerWriteError, ledger_writes, read_json, write_atomic, written_aside
+from gyre.ledger.files import LedgerWriteError, ledger_writes, read_json, write_atomic, write_new, written_aside
 from gyre.ledger.layout import RunFolder
 
 
@@ -58,6 +58,25 @@ def test_a_refusing_file_system_names_the_file(tmp_path: Path, number: int) -> N
 def test_other_errors_pass(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         write_atomic(tmp_path / "absent" / "file", b"")
+
+
+def test_write_new_gives_the_name_to_one(tmp_path: Path) -> None:
+    path = tmp_path / "name"
+    write_new(path, b"first")
+    with pytest.raises(FileExistsError):
+        write_new(path, b"second")
+    assert path.read_bytes() == b"first"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_write_new_that_fails_leaves_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(LedgerWriteError):
+        write_new(tmp_path / "name", b"all of it")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_read_json(tmp_path: Path) -> None:

@@ -40,7 +40,9 @@ def merged_unheard(sim: Free) -> bool:
 
 def _waits(sim: Free, cell: str, number: int) -> bool:
     proc = sim.procs[cell]
-    return isinstance(proc, RankedCell) and not proc.gone and proc.frozen and proc.offers == number
+    if not isinstance(proc, RankedCell) or proc.gone or not hasattr(proc, "orders"):
+        return False  # one that was born and has not begun has no buffer yet
+    return proc.frozen and proc.offers == number
 
 
 def fencing(sim: Free) -> bool:

@@ -185,6 +185,7 @@ class Free(Sim):
         """No more faults: everything comes back, and the run has to end. What must hold of the whole history."""
         rng = random.Random(seed)
         self.armed.clear()
+        self._quiet = self._stuck = 0
         for name in list(self.stalled):
             self.wake(name)
         for _ in range(LONGEST):

@@ -156,3 +156,11 @@ def test_a_body_that_cannot_be_split_is_refused(body):
 def test_a_text_may_stand_for_its_item():
     fields = DIALECTS["/v1/responses"].read(b'{"input": "a \\"b\\""}')
     assert fields.conversation.messages[0].text == 'a "b"'
+
+
+def test_of_two_lists_of_one_name_the_last_counts():
+    one, two, three, four = (json.dumps({"role": "user", "content": text}).encode() for text in "abcd")
+    dialect, histories = DIALECTS[PATHS["messages"]], Histories()
+    dialect.read(b'{"messages": [' + one + b", " + two + b"]}", histories)
+    twice = b'{"messages": [' + one + b", " + three + b'], "messages": [' + four + b"]}"
+    assert [message.text for message in dialect.read(twice, histories).conversation.messages] == ["d"]

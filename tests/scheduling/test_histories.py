@@ -63,6 +63,19 @@ def training(seed: int) -> tuple[Settings, int, Faults]:
     return settings, seed, faults
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        10_078,  # an execution ends after a burst has raised the waterlevel over an earlier one's level
+        11_555,  # a cell that is fenced reports a grant done
+    ],
+)
+def test_moments_that_the_decider_once_missed(seed: int) -> None:
+    history(*training(seed), speed=6.0)
+    rng = random.Random(-1 - seed)
+    history(draw(rng), seed, draw_faults(rng))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk", range(100))
 def test_many_faulty_histories(chunk: int) -> None:

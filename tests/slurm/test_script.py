@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -52,6 +54,7 @@ def test_the_script_of_a_site_that_sets_nothing_reads_like_this() -> None:
 #SBATCH --no-kill
 
 export PYTHONPATH=/runs/short-001/launch/code
+export PYTHONSAFEPATH=1
 exec /env/bin/python -m gyre.launch.slurm_job --run /runs/short-001
 """
     )
@@ -123,3 +126,16 @@ def test_each_step_runs_in_the_container_and_its_process_in_the_same() -> None:
     assert made[made.index("apptainer") :][:4] == [*container, sys.executable]
     assert made[made.index("--") + 1 :] == argv
     assert "apptainer" not in argv
+
+
+def test_the_job_runs_the_snapshot_though_it_starts_in_the_checkout(tmp_path: Path) -> None:
+    package = tmp_path / "code" / "gyre"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    script = render(recipe(), Program(sys.executable, tmp_path / "run", tmp_path / "code"))
+    exports = [line for line in script.splitlines() if line.startswith("export ")]
+    look = shlex.join([sys.executable, "-c", "import gyre; print(gyre.__file__)"])
+    done = subprocess.run(
+        ["bash", "-c", "\n".join([*exports, look])], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == str(package / "__init__.py")

@@ -18,6 +18,8 @@ from gyre.processes.cell import Cell
 from gyre.simulate.paced.engine import PacedEngine
 from gyre.simulate.paced.pace import Pace, Script
 
+NOTHING_MOVED = {"nbytes": 0, "seconds": 0.0, "free": 0}
+
 
 class PacedCell(Cell):
     """gyre's cell agent, paced."""
@@ -48,14 +50,17 @@ class PacedCell(Cell):
         return {"step": 0, "version": 0, "weight_version": weights, "manifest": weights, "skipped": []}
 
     async def _rank_onload(self) -> dict[str, Any]:
-        await asyncio.sleep(self.pace.to_training)
-        self.trains = True
-        return {}
+        """A switch to training takes its time here; on the way to rollout it is part of what `offload` takes."""
+        if self.current == "releasing":
+            await asyncio.sleep(self.pace.to_training)
+            self.trains = True
+        return NOTHING_MOVED
 
-    async def _rank_offload(self) -> dict[str, Any]:
-        await asyncio.sleep(self.pace.to_rollout if self.trains else self.pace.refresh)
-        self.trains = False
-        return {}
+    async def _rank_offload(self, weights: bool) -> dict[str, Any]:
+        if weights:  # the last move of a switch to rollout, or of an update
+            await asyncio.sleep(self.pace.to_rollout if self.trains else self.pace.refresh)
+            self.trains = False
+        return NOTHING_MOVED
 
     async def _rank_pull(self, manifest: str) -> dict[str, Any]:
         self.buffer = []
@@ -104,7 +109,7 @@ class PacedCell(Cell):
         return {
             "weight_version": weights,
             "manifest": weights,
-            "checkpointed": True,
+            "checkpointed": False,  # there are no weights to keep
             "writing": False,
             "skipped": False,
             "learning_rate": 0.0,

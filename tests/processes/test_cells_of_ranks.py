@@ -1,4 +1,4 @@
-"""Runs whose cells have two ranks each, end to end: tensor-parallel, and data-parallel with the loss of one rank."""
+"""Runs whose cells have several ranks: tensor-parallel, a pipeline, and data-parallel with the loss of a rank."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def drill(tmp_path: Path, cache: Path, request: pytest.FixtureRequest) -> Iterat
     made.stop()
 
 
-@pytest.mark.parametrize("drill", ["train.tensor_parallel=2"], indirect=True)
-def test_tensor_parallel_cells(drill: Drill, tmp_path: Path) -> None:
+@pytest.mark.parametrize("drill", ["train.tensor_parallel=2", "train.pipeline_parallel=3"], indirect=True)
+def test_tensor_parallel_cells_and_pipelines(drill: Drill, tmp_path: Path) -> None:
     drill.submit()
     drill.until(moments.live)
     drill.until_both_train()
