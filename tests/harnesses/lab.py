@@ -69,10 +69,12 @@ class _Told:
 
     def __init__(self, harness: Any, context: int) -> None:
         self._harness, self._context = harness, context
-        self.name, self.dialect, self.check = harness.name, harness.dialect, harness.check
 
     def prepare(self, request: LaunchRequest) -> Launch:
         return self._harness.prepare(msgspec.structs.replace(request, context=self._context))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._harness, name)
 
 
 class Lab:
