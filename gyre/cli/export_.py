@@ -36,26 +36,19 @@ def export(
         print(f"{documents} documents of {executions} executions -> {to}")
         return
     from gyre.errors import UserError
-    from gyre.ledger.checkpoints import newest_complete, verify
+    from gyre.ledger.checkpoints import chosen
     from gyre.ledger.job import read_job
     from gyre.ledger.layout import find_run
 
     found = find_run(run)
     if to.exists():
         raise UserError(f"--to {to} exists already: name another folder")
-    if step:
-        path = found.checkpoint_path(step)
-        problems = verify(path) if path.exists() else [f"no checkpoint of step {step} is kept in {found.checkpoints}"]
-        if problems:
-            raise UserError(problems[0])
-    else:
-        info, passed = newest_complete(found.checkpoints)
-        for line in passed:
-            print(line)
-        if info is None:
-            raise UserError(f"{found.name} has no complete checkpoint yet")
-        path = info.path
+    info, passed = chosen(found.checkpoints, step)
+    for line in passed:
+        print(line)
+    if info is None:
+        raise UserError(f"{found.name} has no complete checkpoint yet")
     from gyre.training.export import export_checkpoint
 
-    export_checkpoint(path, Path(read_job(found).model), to)
-    print(f"{path.name} -> {to}")
+    export_checkpoint(info.path, Path(read_job(found).model), to)
+    print(f"{info.path.name} -> {to}")

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from gyre.errors import UserError
 from gyre.launch.submit import Plan, plan
-from gyre.ledger.checkpoints import CheckpointInfo, newest_complete, read_info, verify
+from gyre.ledger.checkpoints import chosen
 from gyre.ledger.job import read_job
-from gyre.ledger.layout import RunFolder, find_run
+from gyre.ledger.layout import find_run
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def find_subject(target: str, recipe: Path | None, step: int, say: Callable[[str
             raise UserError(f"--step {step}: {target} is a model, and has no steps")
         return Subject(folder.resolve().name, folder.resolve(), recipe)
     run = find_run(target)
-    info = chosen_checkpoint(run, step)
+    info, _ = chosen(run.checkpoints, step)
     if info is None:
         say(f"{run.name} has no checkpoint yet: evaluating the model that it started from")
         return Subject(run.name, Path(read_job(run).model), recipe or run.recipe)
@@ -49,18 +49,6 @@ def find_subject(target: str, recipe: Path | None, step: int, say: Callable[[str
         say(f"exporting {info.path.name} to {out}")
         _export(info.path, Path(read_job(run).model), out)
     return Subject(f"{run.name}-step-{info.meta.step}", out, recipe or run.recipe)
-
-
-def chosen_checkpoint(run: RunFolder, step: int) -> CheckpointInfo | None:
-    """The checkpoint of `step`, or the newest complete one (None when there is none yet). Raises UserError."""
-    info, _ = newest_complete(run.checkpoints)
-    if not step or (info is not None and info.meta.step == step):
-        return info
-    path = run.checkpoint_path(step)
-    problems = verify(path) if path.exists() else [f"no checkpoint of step {step} is kept in {run.checkpoints}"]
-    if problems:
-        raise UserError(problems[0])
-    return read_info(path)
 
 
 def _export(checkpoint: Path, model: Path, out: Path) -> None:

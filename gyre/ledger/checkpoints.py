@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from gyre.errors import UserError
 from gyre.ledger.chunks import DTYPES, ArraySpec, FileRecord, fsync_path, record_of
 from gyre.ledger.digest import new_digest
 
@@ -180,6 +181,17 @@ def newest_complete(
             return info, passed
         passed.append(f"{path}: of lineage {info.meta.lineage}, which ended before this step counted")
     return None, passed
+
+
+def chosen(folder: Path, step: int) -> tuple[CheckpointInfo | None, list[str]]:
+    """The checkpoint of `step`, or for 0 what `newest_complete` finds. UserError for a step that has no whole one."""
+    if not step:
+        return newest_complete(folder)
+    path = final_path(folder, step)
+    problems = verify(path) if path.exists() else [f"no checkpoint of step {step} is kept in {folder}"]
+    if problems:
+        raise UserError(problems[0])
+    return read_info(path), []
 
 
 def prune(folder: Path, keep: int, lineage: int) -> list[Path]:

@@ -1,7 +1,7 @@
 """The digest of large bytes: weights, gradients, checkpoints.
 
-SHA-256, since current processors have instructions for it: three times as fast as BLAKE2b on one core, which costs more
-than the transfer or the write that it accompanies. Invariant: digests that are compared come from here.
+SHA-256, since current processors have instructions for it: BLAKE2b takes three times as long, longer than the transfer
+or the write that it goes with. Invariant: the digests of such bytes that are compared come from here.
 """
 
 from __future__ import annotations

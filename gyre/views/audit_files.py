@@ -19,6 +19,7 @@ from gyre.ledger.tail import read_journal
 from gyre.ledger.turns import Turn
 from gyre.ledger.turns_merge import latest_rows
 from gyre.processes.processor import StepInHand
+from gyre.processes.replay import recorded_turns
 from gyre.trajectory.settings import Settings
 from gyre.views.runs import OpenRun
 
@@ -89,20 +90,15 @@ def microsteps(opened: OpenRun) -> Cases:
 
 def packing(opened: OpenRun) -> Cases:
     """What the shards hold, packed again in the journalled order, is what was packed: no row has changed since."""
-    rows: dict[str, list[Turn]] = {}
-    for worker in opened.job.workers:
-        try:
-            turns = TurnReader(opened.run, worker).read_all()
-        except UserError:
-            return  # the rule on shards says so
-        for turn in turns:
-            rows.setdefault(turn.execution, []).append(turn)
+    try:
+        turns_of = recorded_turns(opened.run, opened.job)
+    except UserError:
+        return  # the rule on shards says so
     settings = Settings.from_recipe(opened.recipe)
     for number, step in sorted(opened.state.steps.items()):
         if step.packed is None:
             continue
-        hand = StepInHand(settings, number, lambda execution: latest_rows(rows.get(execution, [])))
-        made, _ = hand.advance(opened.state)
+        made, _ = StepInHand(settings, number, turns_of).advance(opened.state)
         for name, microstep in zip(step.microsteps, made, strict=False):
             same = digest(microstep) == step.microsteps[name].digest
             yield name, "" if same else f"{name}: the shards hold other turns than it was packed from"

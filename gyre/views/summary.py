@@ -14,6 +14,7 @@ from gyre.ledger.state import CellIncarnation, RunState
 from gyre.ledger.training_stats import LengthDifference, alarm, differences, training_stats
 from gyre.recipe.schema import Recipe
 from gyre.scheduling.settings import settings_of
+from gyre.views.evaluation import evaluate
 from gyre.views.switches import Switch, switches_of
 
 State = Literal["pending", "running", "finished", "failed", "cancelled"]
@@ -220,13 +221,9 @@ def _evals(state: RunState) -> list[EvalSummary]:
     found = []
     for number, burst in sorted(state.bursts.items()):
         groups = [g for g in burst.groups if state.groups[g].plan.purpose == "eval"]
-        rewards = [o.reward for g in groups for _, o in state.graded(g) if o.reward is not None]
-        if rewards and all(state.group_terminal(g) for g in groups):
-            found.append(
-                EvalSummary(
-                    burst=number, version=burst.version, score=sum(rewards) / len(rewards), executions=len(rewards)
-                )
-            )
+        made = evaluate(state, number)
+        if made.reward is not None and all(state.group_terminal(g) for g in groups):
+            found.append(EvalSummary(burst=number, version=made.version, score=made.reward, executions=made.executions))
     return found
 
 

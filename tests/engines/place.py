@@ -45,23 +45,26 @@ class Place:
         return asyncio.run(body())
 
 
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 160,
+    "max_position_embeddings": 4096,
+    "initializer_range": 0.08,
+}
+"""Of random models: two layers, sharp enough that log-probabilities mean something."""
+
+
 def make_model(folder: Path, seed: int) -> str:
-    """A random two-layer Qwen3 of 600 tokens, sharp enough that its log-probabilities mean something."""
+    """A random Qwen3 of 600 tokens."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        intermediate_size=160,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        initializer_range=0.08,
-    )
+    config = Qwen3Config(**SHAPE, tie_word_embeddings=True)
     torch.manual_seed(seed)
     Qwen3ForCausalLM(config).save_pretrained(folder)
     return str(folder)

@@ -16,7 +16,7 @@ import pytest
 from gyre.engines.launch import EngineLaunch, sglang_launch
 from gyre.engines.sglang.arguments import WHOLE, EnginePart
 from gyre.recipe.schema import Cells, Model, Recipe, Rollout, Tasks, Train
-from tests.engines.place import VOCABULARY, Place, make_model
+from tests.engines.place import SHAPE, VOCABULARY, Place, make_model
 
 unproven = pytest.mark.skipif(
     "GYRE_TEST_SGLANG_ALL" not in os.environ, reason="not yet run green three times: set GYRE_TEST_SGLANG_ALL"
@@ -117,20 +117,12 @@ def make_moe_model(folder: Path, seed: int) -> str:
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     config = Qwen3MoeConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        intermediate_size=160,
+        **SHAPE,
         moe_intermediate_size=64,
         num_experts=4,
         num_experts_per_tok=2,
         norm_topk_prob=True,
-        max_position_embeddings=4096,
         tie_word_embeddings=False,
-        initializer_range=0.08,
     )
     torch.manual_seed(seed)
     Qwen3MoeForCausalLM(config).save_pretrained(folder)
