@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -40,12 +42,21 @@ def run_of(path: Path) -> Path:
     return path.absolute().parent
 
 
+def errno_of(error: OSError) -> int | None:
+    """The error's number. `shutil` gives the errors of a whole tree as texts: a full file system is among them, or the
+    first counts."""
+    if not isinstance(error, shutil.Error):
+        return error.errno
+    numbers = [int(number) for number in re.findall(r"\[Errno (\d+)\]", str(error))]
+    return next((number for number in numbers if number in FULL), numbers[0] if numbers else None)
+
+
 def write_error(path: Path, error: OSError) -> LedgerWriteError:
     """The one line for a write to `path` that failed with `error`."""
-    run = run_of(path)
-    if error.errno in FULL:
+    run, number = run_of(path), errno_of(error)
+    if number in FULL:
         return LedgerWriteError(f"the file system of {run} is full: free space, then gyre resume {run.name}")
-    reason = os.strerror(error.errno) if error.errno else str(error)
+    reason = os.strerror(number) if number else str(error)
     return LedgerWriteError(f"cannot write {path} ({reason}): mend that, then gyre resume {run.name}")
 
 
@@ -55,7 +66,7 @@ def ledger_writes(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in FULL or error.errno in REFUSED:
+        if errno_of(error) in FULL | REFUSED:
             raise write_error(path, error) from error
         raise
 

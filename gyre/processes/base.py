@@ -22,7 +22,7 @@ from typing import Any
 import gyre
 from gyre.errors import UserError
 from gyre.ledger import events as ev
-from gyre.ledger.files import FULL, write_error
+from gyre.ledger.files import FULL, errno_of, write_error
 from gyre.ledger.identity import process_start
 from gyre.ledger.job import Job, read_job
 from gyre.ledger.journal import Journal
@@ -206,4 +206,4 @@ def user_error(run: RunFolder, error: UserError | OSError) -> UserError | None:
     """What a user can mend of `error`: a full file system is one, whoever met it; None when it is ours."""
     if isinstance(error, UserError):
         return error
-    return write_error(run.journal, error) if error.errno in FULL else None
+    return write_error(run.journal, error) if errno_of(error) in FULL else None

@@ -136,6 +136,7 @@ class Worker(Process):
     async def work(self) -> None:
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.harness.check(self.recipe.harness.version)
+        check_room(self.root)  # before a sandbox is tried: on a full disk its refusal would name a false reason
         self.sandbox = await make_sandbox(self.recipe.sandbox.kind, self.root)
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as self._session:
             self.proxy = self._make_proxy()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -50,18 +51,39 @@ def test_the_end_of_stdin_ends_the_process(kind: str, said: str) -> None:
     assert process.stdout.read() == said
 
 
-def test_who_can_mend_what(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("whole_tree", [False, True])
+def test_a_full_disk_is_the_users_to_mend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, whole_tree: bool
+) -> None:
     run = RunFolder(tmp_path / "mine").create()
-    own = UserError("model.path: no such folder", code=2)
-    assert user_error(run, own) is own
-    full = user_error(run, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    error: OSError = OSError(number, os.strerror(number))
+    if whole_tree:
+        (tmp_path / "tree" / "sub").mkdir(parents=True)
+        for name in ("absent", "sub/file"):
+            (tmp_path / "tree" / name).touch()
+
+        def copy(source: str, target: str) -> None:
+            raise FileNotFoundError(errno.ENOENT, "gone", source) if source.endswith("absent") else error
+
+        with pytest.raises(shutil.Error) as caught:
+            shutil.copytree(tmp_path / "tree", tmp_path / "copy", copy_function=copy)
+        error = caught.value
+    full = user_error(run, error)
     assert full is not None
     assert (str(full), full.code) == (
         f"the file system of {run.path} is full: free space, then gyre resume mine",
         1,
     )
+
+
+def test_who_can_mend_what(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "mine").create()
+    own = UserError("model.path: no such folder", code=2)
+    assert user_error(run, own) is own
     assert user_error(run, OSError(errno.EIO, os.strerror(errno.EIO))) is None
     assert user_error(run, ConnectionResetError()) is None
+    assert user_error(run, shutil.Error([("a", "b", "[Errno 2] No such file or directory: 'a'")])) is None
 
 
 def test_an_ordered_end_carries_its_status() -> None:
