@@ -14,6 +14,7 @@ from pathlib import Path
 
 import gyre
 from gyre.engines.sglang.install import interpreter
+from gyre.engines.sglang.store import master_program
 from gyre.errors import UserError
 from gyre.executions.harnesses import find_harness
 from gyre.executions.rewards import find_reward
@@ -42,10 +43,11 @@ class Plan:
     eval_tasks: list[str]
     workers: list[str]
     cells: list[str]
+    stores: list[str]
 
     @property
     def processes(self) -> list[str]:
-        return ["scheduler", "processor", *self.workers, *self.cells]
+        return ["scheduler", "processor", *self.stores, *self.workers, *self.cells]
 
 
 def plan(recipe_path: Path, overrides: list[str], local: bool = True) -> Plan:
@@ -66,6 +68,7 @@ def plan(recipe_path: Path, overrides: list[str], local: bool = True) -> Plan:
         eval_tasks=held_out,
         workers=[f"worker-{index}" for index in range(workers)],
         cells=[f"cell-{index}" for index in range(recipe.cells.count)],
+        stores=["store"] if recipe.rollout.store_mb else [],
     )
 
 
@@ -88,6 +91,8 @@ def refuse_unbuilt(recipe: Recipe) -> None:
     find_reward(recipe.tasks.reward or "file")
     if recipe.rollout.engine == "sglang" and not recipe.rollout.python:
         interpreter()
+    if recipe.rollout.store_mb:
+        master_program()
 
 
 def create_run(planned: Plan, launcher: str, now: float, say: Callable[[str], None], name: str = "") -> RunFolder:
@@ -118,6 +123,7 @@ def _freeze(run: RunFolder, planned: Plan, launcher: str, now: float, model: Pat
         model=str(model),
         workers=planned.workers,
         cells=planned.cells,
+        stores=planned.stores,
         guests=guests(planned) if launcher == "slurm" else [],
         tasks=planned.tasks,
         eval_tasks=planned.eval_tasks,

@@ -230,6 +230,8 @@ class RunState(Struct):
     slots: dict[str, dict[int, int]] = field(default_factory=dict)
     acknowledged: dict[str, dict[int, tuple[int, int]]] = field(default_factory=dict)
     cells: dict[str, dict[int, CellIncarnation]] = field(default_factory=dict)
+    stores: dict[int, str] = field(default_factory=dict)
+    """store incarnation -> address of its master"""
     lineages: dict[int, Lineage] = field(default_factory=dict)
     processes: dict[str, ev.ProcessStarted] = field(default_factory=dict)
     processes_ended: dict[str, ev.ProcessEnded] = field(default_factory=dict)
@@ -274,6 +276,11 @@ class RunState(Struct):
     def failure(self) -> str | None:
         """Why the newest supervisor gave the run up, or None."""
         return self.gave_up.get(max(self.opened.get("supervisor", {}), default=0))
+
+    @property
+    def store(self) -> str:
+        """Address of the newest master of the store of KV pages; "" before there is one."""
+        return self.stores.get(max(self.stores, default=0), "")
 
     def incarnation(self, writer: str) -> int:
         """The accepted incarnation of `writer`; 0 before the first was accepted."""

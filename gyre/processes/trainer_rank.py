@@ -2,8 +2,8 @@
 
 Owns one `Trainer`, the buffers it publishes and those it pulls. Requests are JSON lines on stdin, replies JSON lines
 on a descriptor of its own; rank 0 reads them and shares each with the other ranks of the cell. Invariants: an operation
-is whole, on all ranks or on none, or an error; a transfer that fails is an answer, everything else ends the rank and
-with it the cell's incarnation.
+is whole, on all ranks or on none, or an error; a transfer that fails, or an engine, is an answer; everything else ends
+the rank and with it the cell's incarnation.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 
 from gyre.engines.client import EngineClient
+from gyre.engines.errors import EngineError
 from gyre.engines.push import push_weights
 from gyre.errors import UserError
 from gyre.ledger.checkpoints import CheckpointMeta, newest_complete, prune
@@ -122,12 +123,15 @@ class Rank:
         """Give an engine the weights of `manifest`, which this rank's model must hold."""
         if self.holds != manifest:
             raise RuntimeError(f"asked to push {manifest} while holding {self.holds or 'unpublished weights'}")
-        tensors = self.trainer.hf_tensors()
+        tensors, answer = iter(self.trainer.hf_tensors()), {}
         if self.layout.rank == 0:
-            return {"checksum": asyncio.run(self._push(tensors, url, key_file, weight_version))}
-        for _ in tensors:  # the other ranks' part of the collective
+            try:
+                answer = {"checksum": asyncio.run(self._push(tensors, url, key_file, weight_version))}
+            except EngineError as error:  # it may have died of anything: its lead starts it again
+                answer = {"engine_failed": str(error)}
+        for _ in tensors:  # the other ranks' part of the collective, and of what an engine did not take
             pass
-        return {}
+        return answer
 
     async def _push(self, tensors: Any, url: str, key_file: str, weight_version: str) -> str:
         keys = json.loads((self.run.keys / key_file).read_text())

@@ -176,6 +176,8 @@ def _rollout_layout(recipe: Recipe) -> Iterator[Problem]:
             yield ("rollout", name), f"{parts} does not divide the engine's {tensor} ranks (rollout.tensor_parallel)"
     if rollout.engine == "reference" and tensor > 1:
         yield key, "the reference engine runs on one device: use 1"
+    if rollout.engine == "reference" and rollout.store_mb:
+        yield ("rollout", "store_mb"), 'the reference engine has no store of KV pages: use 0, or engine = "sglang"'
     if cells.gpus_per_node == 0:
         return
     gpus = cells.nodes_per_cell * cells.gpus_per_node

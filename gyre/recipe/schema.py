@@ -101,6 +101,9 @@ class Rollout(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Share of a GPU's memory for weights and KV; 0: SGLang's own choice."""
     context: Positive = 131072
     """Longest sequence, in tokens."""
+    store_mb: Natural = 0
+    """Host memory that each engine lends to the run's store of KV pages: what one cell has read, another takes over
+    at a switch. SGLang's hierarchical cache on Mooncake; 0: no store."""
     executions_per_cell: Positive = 96
     """C_e: executions that a serving cell carries."""
     temperature: Annotated[float, Meta(gt=0.0)] = 1.0
