@@ -69,8 +69,10 @@ class Held:
 
 
 def harness_runs(inside: list[int]) -> bool:
-    """Is the sandbox ready, and the launcher gone by exec? Before that its worker waits for it."""
-    return len(inside) >= HARNESS_PROCESSES and not any("launcher.py" in procs.command(pid) for pid in inside)
+    """Is the sandbox ready? Then its launcher is gone by exec (bwrap's own command line names it for ever); before that
+    its worker waits for it."""
+    commands = [procs.command(pid) for pid in inside]
+    return len(inside) >= HARNESS_PROCESSES and any(words and "launcher.py" not in words for words in commands)
 
 
 def family(server: int) -> list[int]:
