@@ -49,6 +49,9 @@ BUCKET_BYTES = 256 << 20
 IDLE_SECONDS = 60.0
 """How often rank 0 says that there is nothing to do: the others wait in a collective, which gives up after a while."""
 
+Pulled = memoryview | np.ndarray[Any, Any]
+"""Verified bytes of a published buffer: staging, or this rank's own publication, which must not be written."""
+
 
 class Rank:
     """The operations of one rank; each takes and returns JSON values."""
@@ -114,7 +117,7 @@ class Rank:
         data, problem = self._transferred(found)
         if problem:
             raise TransferFailed(problem)
-        self.trainer.set_weights_flat([torch.frombuffer(bytearray(data), dtype=self.trainer.dtype)])
+        self.trainer.set_weights_flat([_tensor(data, self.trainer.dtype)])
         self._hold(found)
         return {"nbytes": len(data), "seconds": time.monotonic() - began}
 
@@ -137,7 +140,7 @@ class Rank:
                 client, tensors, weight_version, BUCKET_BYTES, self.recipe.rollout.tensor_parallel
             )
 
-    def _bytes(self, manifest: Manifest) -> memoryview | np.ndarray[Any, Any]:
+    def _bytes(self, manifest: Manifest) -> Pulled:
         """This rank's buffer of a manifest, verified."""
         key = BufferKey(manifest.kind, manifest.lineage, manifest.step, manifest.number)
         buffer = manifest.ranks[self.layout.rank]
@@ -145,9 +148,9 @@ class Rank:
             return self.publisher.array(key)
         return self.puller.pull(buffer)
 
-    def _transferred(self, manifest: Manifest) -> tuple[memoryview | np.ndarray[Any, Any], str]:
+    def _transferred(self, manifest: Manifest) -> tuple[Pulled, str]:
         """This rank's buffer; or the first reason for which some rank's did not come, the same on all ranks."""
-        data: memoryview | np.ndarray[Any, Any] = memoryview(b"")
+        data: Pulled = memoryview(b"")
         problem = ""
         try:
             data = self._bytes(manifest)
@@ -210,14 +213,13 @@ class Rank:
         data, problem = self._transferred(read_manifest(self.run.weights / manifest))
         if problem:
             return {"refused": problem}
-        self.trainer.add_gradients(self._buffers(bytes(data)))
+        self.trainer.add_gradients(self._buffers(data))
         self._micro.extend(microsteps)
         return {}
 
-    def _buffers(self, data: bytes) -> list[torch.Tensor]:
-        whole = torch.frombuffer(bytearray(data), dtype=torch.float32)
+    def _buffers(self, data: Pulled) -> list[torch.Tensor]:
         sizes = [buffer.numel() for buffer in self.trainer.gradients_flat()]
-        return list(whole.split(sizes))
+        return list(_tensor(data, torch.float32).split(sizes))
 
     def commit(
         self,
@@ -298,6 +300,12 @@ class Rank:
             "seconds": max(moved.seconds for moved in moves),
             "free": min(moved.free for moved in moves),
         }
+
+
+def _tensor(data: Pulled, dtype: torch.dtype) -> torch.Tensor:
+    """The bytes as a flat tensor, over the memory where they landed: it holds until the next pull."""
+    flat = np.asarray(data)
+    return torch.from_numpy(flat if flat.flags.writeable else flat.copy()).view(dtype)
 
 
 OPERATIONS = frozenset(
