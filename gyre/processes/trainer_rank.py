@@ -30,9 +30,10 @@ from gyre.engines.push import push_weights
 from gyre.errors import UserError
 from gyre.ledger.checkpoints import CheckpointMeta, newest_complete, prune
 from gyre.ledger.layout import RunFolder
+from gyre.ledger.liveness import Heartbeat
 from gyre.ledger.microstep_files import read_microstep
 from gyre.processes.address import node_address
-from gyre.processes.base import user_error
+from gyre.processes.base import BEAT_SECONDS, user_error
 from gyre.processes.children import say_last_words
 from gyre.recipe.load import load_recipe
 from gyre.training.batch import MicroStepBatch
@@ -362,6 +363,15 @@ def read_requests(requests: queue.Queue[str]) -> None:
     os._exit(3)
 
 
+def beat(counter: Path) -> None:
+    """Tell the lead, for ever, that this process is not stopped. A full disk is for what writes to it to tell."""
+    heart = Heartbeat(counter)
+    while True:
+        with contextlib.suppress(UserError):
+            heart.beat()
+        time.sleep(BEAT_SECONDS)
+
+
 def main() -> None:
     """A user's mistake, or a full disk, is one line for the lead, and an exit code."""
     options = arguments()
@@ -392,6 +402,8 @@ def train_for(run: RunFolder, options: argparse.Namespace) -> None:
     """Serve the lead until it is gone."""
     requests: queue.Queue[str] = queue.Queue()
     threading.Thread(target=read_requests, args=(requests,), daemon=True).start()
+    counter = run.alive_path(f"{options.cell}-rank-{options.rank}")
+    threading.Thread(target=beat, args=(counter,), daemon=True).start()
     torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", "1"))))
     train = load_recipe(run.recipe, folders=False).train
     layout = Layout.of(train, options.rank, options.rendezvous)
