@@ -30,7 +30,7 @@ from tests.sglang.test_run import SMALL
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-CALLS, TOKENS, PROMPT = 4, 2000, 1600
+CALLS, TOKENS, PROMPT = 4, 800, 1600
 FIRST, SECOND = "1.1-aaaa", "1.2-bbbb"
 
 

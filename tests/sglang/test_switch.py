@@ -17,7 +17,7 @@ from tests.sglang.switch import Switch
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 CALLS = 16
-TOKENS = 1500
+TOKENS = 600
 FIRST, SECOND = "1.1-aaaa", "1.2-bbbb"
 
 
