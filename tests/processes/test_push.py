@@ -17,9 +17,7 @@ from tests.engines.place import make_model
 
 def write_run(folder: Path, model: str) -> RunFolder:
     """A run of cells of two tensor-parallel ranks, as far as a rank looks at it."""
-    run = RunFolder(folder)
-    for place in (run.weights, run.keys, run.checkpoints):
-        place.mkdir(parents=True)
+    run = RunFolder(folder).create()
     recipe = Recipe(
         name="push",
         model=Model(path=model, dtype="float32"),
@@ -42,7 +40,7 @@ async def test_ranks_outlive_an_engine_that_is_gone(tmp_path: Path) -> None:
     with socket.socket() as gone:
         gone.bind(("127.0.0.1", 0))  # nobody listens there, and nobody else can
         url = f"http://127.0.0.1:{gone.getsockname()[1]}"
-        ranks = await Ranks.start("cell-0", 2, words, tmp_path / "logs")
+        ranks = await Ranks.start("cell-0", 2, words, tmp_path / "logs", run.alive_path, 600.0)
         try:
             await ranks.ready()
             opened = await ranks.ask("open_lineage", lineage=1, openings=[])
