@@ -16,6 +16,7 @@ import gyre
 from gyre.engines.sglang.install import interpreter
 from gyre.errors import UserError
 from gyre.executions.harnesses import find_harness
+from gyre.executions.images.store import recipe_images
 from gyre.executions.rewards import find_reward
 from gyre.executions.tasks import load_tasks
 from gyre.launch.model import resolve_model
@@ -52,8 +53,9 @@ def plan(recipe_path: Path, overrides: list[str], local: bool = True) -> Plan:
     """Read and check a recipe and its tasks. Raises UserError."""
     recipe = load_recipe(recipe_path, overrides, local=local)
     refuse_unbuilt(recipe)
-    tasks = [task.name for task in load_tasks(Path(recipe.tasks.path))]
-    held_out = [task.name for task in load_tasks(Path(recipe.eval.path))] if recipe.eval.path else []
+    images = recipe_images(recipe.sandbox)
+    tasks = [task.name for task in load_tasks(Path(recipe.tasks.path), images=images)]
+    held_out = [t.name for t in load_tasks(Path(recipe.eval.path), images=images)] if recipe.eval.path else []
     both = set(tasks) & set(held_out)
     if both and recipe.train.steps:
         raise UserError(

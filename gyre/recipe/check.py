@@ -96,6 +96,8 @@ def _room(recipe: Recipe, local: bool | None) -> Iterator[Problem]:
             ("sandbox", "per_node"),
             f"{count} workers x {recipe.sandbox.per_node} = {slots} slots, but {reason}",
         )
+    if recipe.sandbox.images and recipe.sandbox.kind == "process":
+        yield ("sandbox", "images"), 'sandbox.kind = "process" has the host\'s system only: leave this out'
     cells = serving_cells(recipe)
     if cells > 0 and (room := cells * recipe.rollout.executions_per_cell) < needed:
         yield (
@@ -192,6 +194,7 @@ def check_folders(recipe: Recipe) -> Problem | None:
         (("model", "build"), recipe.model.build, "file"),
         (("tasks", "path"), recipe.tasks.path, "folder"),
         (("eval", "path"), recipe.eval.path, "folder"),
+        (("sandbox", "images"), recipe.sandbox.images, "folder"),
         (("rollout", "python"), recipe.rollout.python, "file"),
     )
     for key, name, kind in wanted:
