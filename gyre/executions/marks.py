@@ -15,7 +15,8 @@ from msgspec import Struct, field
 
 
 class Look(Struct, frozen=True):
-    """`marked`: process ids by mark. `doubtful`: some process showed no environment, as one does while it execs."""
+    """`marked`: process ids by mark. `doubtful`: some process showed no environment, as one does while it execs or once
+    it has ended."""
 
     marked: dict[str, list[int]] = field(default_factory=dict)
     doubtful: bool = False
@@ -43,14 +44,18 @@ class Looks:
 
 
 def look_for(variable: str) -> Look:
-    """All processes whose environment sets `variable`, by its value. Processes of other users show none."""
+    """All processes whose environment sets `variable`, by its value. Processes of other users show none.
+
+    A marked process that lived when the look began is found, or has ended since and is doubtful: then it may have left
+    children that the list of processes does not have yet.
+    """
     start = f"{variable}=".encode()
     marked: dict[str, list[int]] = {}
     doubtful = False
     for name in filter(str.isdigit, os.listdir("/proc")):
         environment = environment_of(int(name))
-        if environment == b"" and _is_a_program(name):
-            doubtful = True
+        if environment == b"":
+            doubtful = doubtful or _may_have_had_one(name)
         for entry in environment.split(b"\0") if start in environment else ():
             if entry.startswith(start):
                 marked.setdefault(entry[len(start) :].decode(errors="replace"), []).append(int(name))
@@ -58,16 +63,22 @@ def look_for(variable: str) -> Look:
 
 
 def environment_of(pid: int) -> bytes:
-    """b"" when it has none, has ended, or is another user's."""
+    """b"" when it has none or has ended; another user's looks like one without the variable."""
     try:
         return Path(f"/proc/{pid}/environ").read_bytes()
+    except PermissionError:
+        return b"\0"
     except OSError:
         return b""
 
 
-def _is_a_program(name: str) -> bool:
-    """Neither a thread of the kernel nor a dead process: those have no executable."""
+def _may_have_had_one(name: str) -> bool:
+    """It has ended, or has a program; a thread of the kernel has none."""
     try:
-        return bool(os.readlink(f"/proc/{name}/exe"))
+        os.readlink(f"/proc/{name}/exe")
     except OSError:
-        return False
+        try:
+            return Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        except OSError:
+            return True
+    return True

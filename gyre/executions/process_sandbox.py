@@ -25,7 +25,7 @@ from gyre.executions.tasks import Task
 
 MARK = "GYRE_SANDBOX"
 DOUBTFUL_LOOKS = 3
-"""A process shows no environment while it execs: a look that met one such proves nothing, but three in a row do."""
+"""A look that met a process without an environment proves nothing; so many in a row prove enough."""
 LOOK_PAUSE = 0.005
 
 
