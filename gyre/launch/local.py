@@ -29,7 +29,7 @@ from gyre.ledger.layout import RunFolder
 from gyre.ledger.liveness import LivenessWatch, read_counter
 from gyre.ledger.state import RunState
 from gyre.ledger.view import LedgerView
-from gyre.processes.base import EXIT_SCHEDULER_SILENT
+from gyre.processes.base import EXIT_SCHEDULER_SILENT, HANGS
 from gyre.processes.children import EXIT_USER_ERRORS, Child
 from gyre.recipe.schema import Recipe
 
@@ -38,8 +38,6 @@ POLL_SECONDS = 0.25
 GRACE_SECONDS = 10.0
 STARTS = 3
 """A process that ends by itself so many times in a row before it was ready will not be the next time either."""
-HANGS = 4
-"""A process whose counter stands still for so many times `local.liveness` is killed; others give it up after one."""
 BACKOFF_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
 
 

@@ -26,7 +26,7 @@ COMPLETE = "COMPLETE"
 READERS = 4
 """Files that are verified at a time."""
 _NAME = re.compile(r"step-(\d{6,})\.zarr")
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -124,20 +124,20 @@ def finish(path: Path, meta: CheckpointMeta, arrays: Sequence[ArraySpec], chunks
 
 
 def read_info(path: Path) -> CheckpointInfo:
-    """Read COMPLETE. ValueError, with a line that says why, when it is missing, torn, or of a newer
+    """Read COMPLETE. ValueError, with a line that says why, when it is missing, torn, or of another
     format."""
     try:
         outer = json.loads((path / COMPLETE).read_text())
         text = outer["body"]
-        if outer["digest"] != _text_digest(text):
-            raise ValueError("its digest does not fit")
         body = json.loads(text)
+        if body["format"] == _FORMAT and outer["digest"] != _text_digest(text):
+            raise ValueError("its digest does not fit")
     except FileNotFoundError:
         raise ValueError(f"{path}: no {COMPLETE} file, it was never finished") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: {COMPLETE} is damaged ({error})") from None
-    if body["format"] > _FORMAT:
-        raise ValueError(f"{path}: written by a newer gyre (format {body['format']})")
+    if body["format"] != _FORMAT:
+        raise ValueError(f"{path}: of another gyre (format {body['format']}, this one reads {_FORMAT})")
     meta = body["meta"] | {"merged": tuple(body["meta"]["merged"])}
     return CheckpointInfo(path, CheckpointMeta(**meta), tuple(FileRecord(**file) for file in body["files"]))
 

@@ -55,7 +55,7 @@ class ArraySpec:
 
 @dataclass(frozen=True)
 class FileRecord:
-    """A file that is on disk: name relative to the checkpoint, size in bytes, SHA-256 of its content."""
+    """A file that is on disk: name relative to the checkpoint, size in bytes, digest of its content."""
 
     name: str
     bytes: int

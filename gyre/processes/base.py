@@ -39,6 +39,8 @@ log = logging.getLogger("gyre")
 
 POLL_SECONDS = 0.1
 BEAT_SECONDS = 1.0
+HANGS = 4
+"""A process whose counter stands still for so many times `local.liveness` is killed; others give it up after one."""
 EXIT_PARENT_GONE = 3
 EXIT_SCHEDULER_SILENT = 4
 GRACE_SECONDS = 5.0

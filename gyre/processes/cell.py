@@ -20,7 +20,7 @@ from gyre.ledger import events as ev
 from gyre.ledger.layout import RunFolder
 from gyre.ledger.orders import CELL_ORDERS
 from gyre.ledger.tail import Line
-from gyre.processes.base import EndProcess, Process, run_process
+from gyre.processes.base import HANGS, EndProcess, Process, run_process
 from gyre.processes.children import Child, ChildDied
 from gyre.processes.engine_child import EngineChild
 from gyre.processes.leases import keep_manifests
@@ -120,6 +120,8 @@ class Cell(Process):
             self.recipe.train.ranks,
             [*arguments, "--model", self.job.model],
             self.run.log_dir(self.job.attempt),
+            self.run.alive_path,
+            HANGS * self.recipe.local.liveness,
         )
         await self.ranks.ready()
 

@@ -40,27 +40,40 @@ class StepInHand:
 
     def advance(self, state: RunState) -> tuple[list[MicroStep], StepRecord | None]:
         """The micro-steps that the news closes, and the record once the step is filled and fed whole."""
-        found = state.steps.get(self.step)
-        made: list[MicroStep] = []
-        if found is None:
-            return made, None
-        while True:
-            made += self._flush(found)
-            if self._fed == len(found.consumed):
-                break
-            made += self._builder.add_group(consumed_group(state, found.consumed[self._fed], self._turns_of))
-            self._fed += 1
-        if not found.filled:
-            return made, None
-        last, record = self._builder.end()
+        made = self.flush(state)
+        while (group := self.next_group(state)) is not None:
+            made += self.add(group)
+            made += self.flush(state)
+        last, record = self.end(state)
         return made + last, record
 
-    def _flush(self, found: Step) -> list[MicroStep]:
-        made: list[MicroStep] = []
-        while self._flushes < len(found.flushes) and found.flushes[self._flushes] <= self._fed:
+    def flush(self, state: RunState) -> list[MicroStep]:
+        """To be asked before each group, and before the end: what was journalled between two groups comes there."""
+        found, made = state.steps.get(self.step), list[MicroStep]()
+        while found is not None and self._flushes < len(found.flushes) and found.flushes[self._flushes] <= self._fed:
             made += self._builder.flush()
             self._flushes += 1
         return made
+
+    def next_group(self, state: RunState) -> ConsumedGroup | None:
+        """The next consumed group with all its turns; None when there is none yet."""
+        found = state.steps.get(self.step)
+        if found is None or self._fed == len(found.consumed):
+            return None
+        return consumed_group(state, found.consumed[self._fed], self._turns_of)
+
+    def add(self, group: ConsumedGroup) -> list[MicroStep]:
+        """Touches nothing but the builder, so that another thread may do it: a long group takes seconds."""
+        made = self._builder.add_group(group)
+        self._fed += 1
+        return made
+
+    def end(self, state: RunState) -> tuple[list[MicroStep], StepRecord | None]:
+        """The last micro-steps and the record, of a step that is filled and fed whole; else nothing."""
+        found = state.steps.get(self.step)
+        if found is None or not found.filled or self._fed < len(found.consumed):
+            return [], None
+        return self._builder.end()
 
 
 def consumed_group(state: RunState, consumed: ev.Consumed, turns_of: Callable[[str], list[Turn]]) -> ConsumedGroup:
@@ -107,9 +120,13 @@ class Processor(Process):
         in_hand = StepInHand(self.settings, step, self._turns_of)
         while True:
             self._seal_dead()
-            made, record = in_hand.advance(self.state)
-            for microstep in made:
-                self._announce(step, microstep)
+            self._announce(step, in_hand.flush(self.state))
+            group = in_hand.next_group(self.state)
+            if group is not None:
+                self._announce(step, await asyncio.to_thread(in_hand.add, group))  # we beat meanwhile
+                continue
+            last, record = in_hand.end(self.state)
+            self._announce(step, last)
             if record is not None:
                 self._end(step, record)
                 step += 1
@@ -121,7 +138,11 @@ class Processor(Process):
         packed = [step for step, found in self.state.steps.items() if found.packed is not None]
         return max(packed, default=0) + 1
 
-    def _announce(self, step: int, microstep: MicroStep) -> None:
+    def _announce(self, step: int, made: list[MicroStep]) -> None:
+        for microstep in made:
+            self._announce_one(step, microstep)
+
+    def _announce_one(self, step: int, microstep: MicroStep) -> None:
         known = list(self.state.steps[step].microsteps.values())
         number = self._emitted
         self._emitted += 1

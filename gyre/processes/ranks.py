@@ -1,8 +1,8 @@
 """A cell's trainer ranks as its lead sees them: one group that does one operation at a time.
 
-Owns starting the ranks, asking them, and noticing that one is gone. Invariants: only rank 0 is asked and answers, for
-all; the loss of any rank ends every question, asked or to come; ranks meet through a file that no other incarnation
-has.
+Owns starting the ranks, asking them, and noticing that one is gone or stands still. Invariants: only rank 0 is asked
+and answers, for all; the loss of any rank ends every question, asked or to come, and one that stands still is killed,
+so that no question waits for ever; ranks meet through a file that no other incarnation has.
 """
 
 from __future__ import annotations
@@ -10,14 +10,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from gyre.errors import UserError
+from gyre.ledger.liveness import LivenessWatch, read_counter
+from gyre.processes.base import BEAT_SECONDS
 from gyre.processes.children import Child, ChildDied
+
+log = logging.getLogger("gyre")
 
 FELLOWS_SECONDS = 5.0
 """How long a rank's end waits for a better reason: the first to die is often the victim of another's mistake."""
@@ -31,18 +38,46 @@ class Ranks:
         self._meeting = meeting
         self._replies = asyncio.StreamReader(limit=1 << 24)
         self._turn = asyncio.Lock()
+        self._watch: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, name: str, count: int, arguments: list[str], logs: Path) -> Ranks:
-        """Start `count` ranks; each logs to `logs`/<name>-rank-<i>.log. They answer after `ready`."""
+    async def start(
+        cls,
+        name: str,
+        count: int,
+        arguments: list[str],
+        logs: Path,
+        alive: Callable[[str], Path],
+        deadline: float,
+    ) -> Ranks:
+        """Start `count` ranks; each logs to `logs`/<name>-rank-<i>.log. They answer after `ready`.
+
+        `alive` names the liveness file of each; one whose counter stands still for `deadline` seconds is killed.
+        """
         ranks = cls(tempfile.TemporaryDirectory(prefix="gyre-ranks-", ignore_cleanup_errors=True))
         try:
             for rank in range(count):
+                alive(f"{name}-rank-{rank}").unlink(missing_ok=True)  # a predecessor's counter would stand still
                 await ranks._start_one(f"{name}-rank-{rank}", rank, arguments, logs)
         except BaseException:
             await ranks.end()
             raise
+        ranks.watch(alive, LivenessWatch(time.monotonic, deadline))
         return ranks
+
+    def watch(self, alive: Callable[[str], Path], liveness: LivenessWatch, every: float = BEAT_SECONDS) -> None:
+        """Kill what stands still; whoever waits for it then learns of its end. Looked at `every` so many seconds."""
+        self._watch = asyncio.create_task(self._kill_silent(alive, liveness, every))
+
+    async def _kill_silent(self, alive: Callable[[str], Path], liveness: LivenessWatch, every: float) -> None:
+        while True:
+            for child in self.children:
+                liveness.observe(child.name, read_counter(alive(child.name)))
+                if child.running and liveness.dead(child.name):
+                    log.error("%s stands still: killing it", child.name)
+                    child.process.kill()
+                    liveness.forget(child.name)
+            await asyncio.sleep(every)
 
     async def _start_one(self, name: str, rank: int, arguments: list[str], logs: Path) -> None:
         place = ["--rank", str(rank), "--rendezvous", f"file://{self._meeting.name}/store"]
@@ -109,6 +144,8 @@ class Ranks:
                 task.cancel()
 
     async def end(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
         await asyncio.gather(*(child.end() for child in self.children))  # at once: none logs the end of another
         with contextlib.suppress(OSError):
             self._meeting.cleanup()

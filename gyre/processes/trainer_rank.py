@@ -30,9 +30,10 @@ from gyre.engines.push import push_weights
 from gyre.errors import UserError
 from gyre.ledger.checkpoints import CheckpointMeta, chosen, prune
 from gyre.ledger.layout import RunFolder
+from gyre.ledger.liveness import Heartbeat
 from gyre.ledger.microstep_files import read_microstep
 from gyre.processes.address import node_address
-from gyre.processes.base import user_error
+from gyre.processes.base import BEAT_SECONDS, user_error
 from gyre.processes.children import say_last_words
 from gyre.recipe.load import load_recipe
 from gyre.training.batch import MicroStepBatch
@@ -48,6 +49,9 @@ from gyre.transfer.publish import BufferKey, Publisher, Puller
 BUCKET_BYTES = 256 << 20
 IDLE_SECONDS = 60.0
 """How often rank 0 says that there is nothing to do: the others wait in a collective, which gives up after a while."""
+
+Pulled = memoryview | np.ndarray[Any, Any]
+"""Verified bytes of a published buffer: staging, or this rank's own publication, which must not be written."""
 
 
 class Rank:
@@ -111,7 +115,7 @@ class Rank:
         data, problem = self._transferred(found)
         if problem:
             raise TransferFailed(problem)
-        self.trainer.set_weights_flat([torch.frombuffer(bytearray(data), dtype=self.trainer.dtype)])
+        self.trainer.set_weights_flat([_tensor(data, self.trainer.dtype)])
         self._hold(found)
         return {"nbytes": len(data), "seconds": time.monotonic() - began}
 
@@ -134,7 +138,7 @@ class Rank:
                 client, tensors, weight_version, BUCKET_BYTES, self.recipe.rollout.tensor_parallel
             )
 
-    def _bytes(self, manifest: Manifest) -> memoryview | np.ndarray[Any, Any]:
+    def _bytes(self, manifest: Manifest) -> Pulled:
         """This rank's buffer of a manifest, verified."""
         key = BufferKey(manifest.kind, manifest.lineage, manifest.step, manifest.number)
         buffer = manifest.ranks[self.layout.rank]
@@ -142,9 +146,9 @@ class Rank:
             return self.publisher.array(key)
         return self.puller.pull(buffer)
 
-    def _transferred(self, manifest: Manifest) -> tuple[memoryview | np.ndarray[Any, Any], str]:
+    def _transferred(self, manifest: Manifest) -> tuple[Pulled, str]:
         """This rank's buffer; or the first reason for which some rank's did not come, the same on all ranks."""
-        data: memoryview | np.ndarray[Any, Any] = memoryview(b"")
+        data: Pulled = memoryview(b"")
         problem = ""
         try:
             data = self._bytes(manifest)
@@ -207,14 +211,13 @@ class Rank:
         data, problem = self._transferred(read_manifest(self.run.weights / manifest))
         if problem:
             return {"refused": problem}
-        self.trainer.add_gradients(self._buffers(bytes(data)))
+        self.trainer.add_gradients(self._buffers(data))
         self._micro.extend(microsteps)
         return {}
 
-    def _buffers(self, data: bytes) -> list[torch.Tensor]:
-        whole = torch.frombuffer(bytearray(data), dtype=torch.float32)
+    def _buffers(self, data: Pulled) -> list[torch.Tensor]:
         sizes = [buffer.numel() for buffer in self.trainer.gradients_flat()]
-        return list(whole.split(sizes))
+        return list(_tensor(data, torch.float32).split(sizes))
 
     def commit(
         self,
@@ -297,6 +300,12 @@ class Rank:
         }
 
 
+def _tensor(data: Pulled, dtype: torch.dtype) -> torch.Tensor:
+    """The bytes as a flat tensor, over the memory where they landed: it holds until the next pull."""
+    flat = np.asarray(data)
+    return torch.from_numpy(flat if flat.flags.writeable else flat.copy()).view(dtype)
+
+
 OPERATIONS = frozenset(
     {
         "open_lineage",
@@ -351,6 +360,15 @@ def read_requests(requests: queue.Queue[str]) -> None:
     os._exit(3)
 
 
+def beat(counter: Path) -> None:
+    """Tell the lead, for ever, that this process is not stopped. A full disk is for what writes to it to tell."""
+    heart = Heartbeat(counter)
+    while True:
+        with contextlib.suppress(UserError):
+            heart.beat()
+        time.sleep(BEAT_SECONDS)
+
+
 def main() -> None:
     """A user's mistake, or a full disk, is one line for the lead, and an exit code."""
     options = arguments()
@@ -381,6 +399,8 @@ def train_for(run: RunFolder, options: argparse.Namespace) -> None:
     """Serve the lead until it is gone."""
     requests: queue.Queue[str] = queue.Queue()
     threading.Thread(target=read_requests, args=(requests,), daemon=True).start()
+    counter = run.alive_path(f"{options.cell}-rank-{options.rank}")
+    threading.Thread(target=beat, args=(counter,), daemon=True).start()
     torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", "1"))))
     train = load_recipe(run.recipe, folders=False).train
     layout = Layout.of(train, options.rank, options.rendezvous)

@@ -33,7 +33,7 @@ def scatter(buffer: torch.Tensor, parameters: Iterable[torch.Tensor]) -> None:
 
 
 def digest(buffers: Sequence[torch.Tensor]) -> str:
-    """SHA-256 (64 hex digits) over the bytes of contiguous host tensors, in order."""
+    """The digest over the bytes of contiguous host tensors, in order."""
     state = new_digest()
     for buffer in buffers:
         state.update(buffer.detach().view(torch.uint8).numpy().data)

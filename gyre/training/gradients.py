@@ -22,7 +22,7 @@ with shims.quiet():
 
 @dataclass(frozen=True)
 class FrozenGradients:
-    """A contribution: host copies that nothing writes to any more, and their digest (SHA-256)."""
+    """A contribution: host copies that nothing writes to any more, and their digest."""
 
     buffers: list[torch.Tensor]
     digest: str

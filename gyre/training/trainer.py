@@ -179,7 +179,7 @@ class Trainer:
         return [torch.empty(count, dtype=self.dtype)]
 
     def weights_digest(self) -> str:
-        """SHA-256 of `weights_flat`; equal in two cells of one layout exactly when the weights are."""
+        """Digest of `weights_flat`; equal in two cells of one layout exactly when the weights are."""
         return flat.digest(self.weights_flat())
 
     def hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:

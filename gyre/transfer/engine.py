@@ -29,6 +29,7 @@ _POLL = (0.0002, 0.002)  # seconds between status calls: first, longest
 _LIVENESS_EVERY = 0.25  # seconds between two calls of the caller's liveness check
 
 Alive = Callable[[], bool]
+Landed = Callable[[int, int], None]
 
 
 class TransferSession:
@@ -129,10 +130,20 @@ class TransferSession:
             if self._known.get(peer.session, peer.incarnation) != peer.incarnation:
                 raise SessionStale(f"this session knew an earlier incarnation at {peer.session}")
 
-    def read(self, peer: Peer, address: int, into: Region, nbytes: int, *, alive: Alive | None = None) -> None:
+    def read(
+        self,
+        peer: Peer,
+        address: int,
+        into: Region,
+        nbytes: int,
+        *,
+        alive: Alive | None = None,
+        landed: Landed | None = None,
+    ) -> None:
         """Pull `nbytes` at the peer's `address` into the start of `into`.
 
-        `alive` is the caller's own judgement of the peer, asked before and during the pull. Raises TransferFailed
+        `alive` is the caller's own judgement of the peer, asked before and during the pull. `landed(start, size)` is
+        told of each chunk, in order, once it is there and while later ones move. Raises TransferFailed
         (peer gone, frozen, lost or slow); once bytes may have moved, `into` is quarantined. Raises SessionStale
         (open another session; `into` untouched) and Misuse (a closed, foreign, busy or too small region).
         """
@@ -150,7 +161,7 @@ class TransferSession:
                 self._first_contact(peer, address)
             into.state = "busy"
             try:
-                self._read_chunks(peer, address, into.address, nbytes, alive)
+                self._read_chunks(peer, address, into.address, nbytes, alive, landed)
             except BaseException as error:  # an interrupt too leaves transfers in flight: quarantine, and pass it on
                 self._quarantine(into, str(error))
                 raise
@@ -173,18 +184,27 @@ class TransferSession:
         self._finish(outcome[0], peer, None)  # if it fails, its byte can still land: in scratch, where it may
         self._contacted.add(peer.session)
 
-    def _read_chunks(self, peer: Peer, remote: int, local: int, nbytes: int, alive: Alive | None) -> None:
-        pending: deque[int] = deque()
+    def _read_chunks(
+        self, peer: Peer, remote: int, local: int, nbytes: int, alive: Alive | None, landed: Landed | None
+    ) -> None:
+        pending: deque[tuple[int, int, int]] = deque()
+
+        def finish() -> None:
+            batch, start, size = pending.popleft()
+            self._finish(batch, peer, alive)
+            if landed is not None:
+                landed(start, size)
+
         for start in range(0, nbytes, CHUNK):
             if len(pending) == IN_FLIGHT:
-                self._finish(pending.popleft(), peer, alive)
+                finish()
             size = min(CHUNK, nbytes - start)
             batch = self._engine.batch_transfer_async_read(peer.session, [local + start], [remote + start], [size])
             if batch == 0:  # and a status call with id 0 would crash the process
                 raise TransferFailed(f"peer {peer.session} refused a transfer")
-            pending.append(batch)
+            pending.append((batch, start, size))
         while pending:
-            self._finish(pending.popleft(), peer, alive)
+            finish()
 
     def _finish(self, batch: int, peer: Peer, alive: Alive | None) -> None:
         """Wait, sleeping, until the batch is done; its id is never used again afterwards."""

@@ -1,7 +1,7 @@
 """Manifests: who to pull a step's weights, or a cell's contribution, from.
 
 Owns the descriptors and their files (`RUN/weights/*.json`). Invariant: a manifest file is complete and durable before
-its name exists, and is never changed afterwards; digests in it are the first 16 bytes of SHA-256, hexadecimal.
+its name exists, and is never changed afterwards; digests in it are those of `gyre.ledger.digest`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,6 @@ from gyre.errors import UserError
 from gyre.ledger.digest import new_digest
 from gyre.ledger.files import read_json, write_atomic
 from gyre.transfer.memory import as_bytes
-
-DIGITS = 32
-"""Of a digest in a manifest: 128 bits."""
 
 
 class Peer(msgspec.Struct, frozen=True):
@@ -80,14 +77,14 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def digest_of(buffer: Any) -> str:
-    """The first 32 digits of SHA-256 over a buffer's bytes (numpy, torch or buffer protocol)."""
-    return new_digest(as_bytes(buffer).data).hexdigest()[:DIGITS]
+    """The digest, 32 hexadecimal digits, of a buffer's bytes (numpy, torch or buffer protocol)."""
+    return new_digest(as_bytes(buffer).data).hexdigest()
 
 
 def whole_digest(ranks: Sequence[RankBuffer]) -> str:
     """The digest of a publication: over the ranks' digests in rank order."""
     ordered = sorted(ranks, key=lambda buffer: buffer.rank)
-    return new_digest("".join(buffer.digest for buffer in ordered).encode()).hexdigest()[:DIGITS]
+    return new_digest("".join(buffer.digest for buffer in ordered).encode()).hexdigest()
 
 
 def make_manifest(

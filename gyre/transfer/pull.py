@@ -9,24 +9,30 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from gyre.ledger.digest import new_digest
 from gyre.transfer.engine import Alive, TransferSession
 from gyre.transfer.errors import DigestMismatch, SessionStale
-from gyre.transfer.manifest import RankBuffer, digest_of
+from gyre.transfer.manifest import RankBuffer
 from gyre.transfer.memory import Region
 
 
 def pull(session: TransferSession, buffer: RankBuffer, staging: Region, *, alive: Alive | None = None) -> memoryview:
     """Pull `buffer` into `staging` and verify it; a view of its bytes (writable, valid until staging is reused).
 
-    The caller then checks that the manifest is still current. Raises TransferFailed (staging is quarantined if bytes
-    may have moved: look at `staging.state`), SessionStale (open another session), DigestMismatch (staging is fine).
+    What has landed is digested while the rest is on its way. The caller then checks that the manifest is still
+    current. Raises TransferFailed (staging is quarantined if bytes may have moved: look at `staging.state`),
+    SessionStale (open another session), DigestMismatch (staging is fine).
     """
-    session.read(buffer.peer, buffer.address, staging, buffer.nbytes, alive=alive)
-    view = staging.view()[: buffer.nbytes]
-    digest = digest_of(view)
+    running = new_digest()
+
+    def landed(start: int, size: int) -> None:
+        running.update(staging.view()[start : start + size])
+
+    session.read(buffer.peer, buffer.address, staging, buffer.nbytes, alive=alive, landed=landed)
+    digest = running.hexdigest()
     if digest != buffer.digest:
         raise DigestMismatch(f"{buffer.nbytes} bytes from {buffer.session}: digest {digest}, not {buffer.digest}")
-    return view
+    return staging.view()[: buffer.nbytes]
 
 
 class Puller:

@@ -2,11 +2,11 @@
 
     python tests/bench/bench_transfer.py [MIB] [ROUNDS]
 
-Medians, in GB/s (1e9 bytes), and each as a share of the raw engine's:
+Medians, in GB/s (1e9 bytes), and the median share of the raw engine's speed in the same round:
   memcpy             in the pulling process
   raw engine         Mooncake's own asynchronous read of the whole buffer, polled
   transfer           the same bytes by `TransferSession.read` (liveness, chunks, quarantine)
-  weight pull        by `Puller.pull`: transfer, and the digest of what arrived
+  weight pull        by `Puller.pull`: transfer, and the digest of what has landed meanwhile
   gradient merge     a pull, and the addition to an fp32 sum
   gloo broadcast     torch.distributed, between the same two processes
 """
@@ -14,6 +14,7 @@ Medians, in GB/s (1e9 bytes), and each as a share of the raw engine's:
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -60,7 +61,7 @@ def raw_read(session: TransferSession, buffer: RankBuffer, address: int) -> None
     assert status > 0
 
 
-def measure(nbytes: int, rounds: int, peer: subprocess.Popen[str], store: str) -> dict[str, float]:
+def measure(nbytes: int, rounds: int, peer: subprocess.Popen[str], store: str) -> dict[str, list[float]]:
     assert peer.stdin is not None and peer.stdout is not None
     buffer = msgspec.json.decode(peer.stdout.readline(), type=RankBuffer)
     group(0, store)
@@ -86,15 +87,17 @@ def measure(nbytes: int, rounds: int, peer: subprocess.Popen[str], store: str) -
     }
     session.read(buffer.peer, buffer.address, staging, nbytes)  # contact, and the memory's first touch
     seconds: dict[str, list[float]] = {name: [] for name in ways}
+    order, dice = list(ways), random.Random(1)
     for number in range(rounds + 1):
-        for name, way in ways.items():
+        dice.shuffle(order)
+        for name in order:
             began = time.perf_counter()
-            way()
+            ways[name]()
             if number:  # the first round warms up
                 seconds[name].append(time.perf_counter() - began)
     session.close()
     puller.close()
-    return {name: nbytes / median(found) / 1e9 for name, found in seconds.items()}
+    return seconds
 
 
 def main(mebibytes: int = 256, rounds: int = 7) -> None:
@@ -104,13 +107,14 @@ def main(mebibytes: int = 256, rounds: int = 7) -> None:
         command = [sys.executable, __file__, "publish", str(nbytes), store]
         peer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         try:
-            speeds = measure(nbytes, rounds, peer, store)
+            seconds = measure(nbytes, rounds, peer, store)
         finally:
             peer.kill()
             peer.wait()
     print(f"{mebibytes} MiB over loopback, medians of {rounds} rounds")
-    for name, speed in speeds.items():
-        print(f"{name:16} {speed:6.2f} GB/s  {speed / speeds['raw engine']:5.2f} x raw engine")
+    for name, found in seconds.items():
+        share = median(raw / own for raw, own in zip(seconds["raw engine"], found, strict=True))
+        print(f"{name:16} {nbytes / median(found) / 1e9:6.2f} GB/s  {share:5.2f} x raw engine")
     sys.stdout.flush()
     os._exit(0)  # Mooncake's threads may not let the interpreter go
 

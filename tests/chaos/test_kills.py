@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.chaos import moments, procs
-from tests.chaos.harness import Drill
+from tests.chaos.harness import SMALL_MICROSTEPS, Drill
 from tests.chaos.moments import CORE, SATELLITE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -84,6 +84,19 @@ def test_a_satellite_that_stands_still_is_fenced_and_starts_again(drills: Drills
     drill.assert_completed()
     assert len(drill.state.lineages) == 1
     drill.assert_replays(1)
+
+
+def test_a_rank_that_stands_still_in_training(drills: Drills) -> None:
+    """Its agent is well and beats: nobody but the agent can notice."""
+    drill = drills(settings=(*SMALL_MICROSTEPS, "local.liveness=8s"))
+    drill.submit()
+    drill.until(moments.live)
+    drill.until_both_train()
+    drill.until(moments.unmerged)
+    procs.freeze(drill.rank(SATELLITE))
+    drill.assert_completed()
+    assert drill.state.incarnation(SATELLITE) == 2
+    assert len(drill.state.lineages) == 1
 
 
 def test_the_cores_rank_while_executions_run(drills: Drills) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gyre.errors import UserError
+from gyre.ledger.liveness import LivenessWatch
 from gyre.processes.children import Child, ChildDied
 from gyre.processes.ranks import Ranks
 
@@ -33,6 +34,15 @@ sys.stdin.readline()
 say_last_words("the disk is full")
 raise SystemExit(1)
 """
+BEATS = """
+import sys, time
+from pathlib import Path
+from gyre.ledger.liveness import Heartbeat
+heart = Heartbeat(Path(sys.argv[1]))
+while True:
+    heart.beat()
+    time.sleep(0.005)
+"""
 
 
 async def start(tmp_path: Path, other: str) -> Ranks:
@@ -42,7 +52,11 @@ async def start(tmp_path: Path, other: str) -> Ranks:
     argv = [sys.executable, "-c", ECHO, str(theirs)]
     ranks.children.append(await Child.start("cell-0-rank-0", argv, tmp_path / "0.log", fds=(theirs,)))
     os.close(theirs)
-    ranks.children.append(await Child.start("cell-0-rank-1", [sys.executable, "-c", other], tmp_path / "1.log"))
+    ranks.children.append(
+        await Child.start(
+            "cell-0-rank-1", [sys.executable, "-c", other, str(tmp_path / "cell-0-rank-1")], tmp_path / "1.log"
+        )
+    )
     await ranks.ready()
     return ranks
 
@@ -86,4 +100,26 @@ async def test_a_mistake_that_one_rank_names_goes_before_the_end_of_another(tmp_
     assert isinstance(reason, UserError)
     assert str(reason) == "the disk is full"
     assert str(await ranks.death()) == "the disk is full"  # whoever asks
+    await ranks.end()
+
+
+async def test_a_rank_that_stands_still_is_killed_and_one_that_is_only_slow_is_not(tmp_path: Path) -> None:
+    ranks = await start(tmp_path, BEATS)
+    now = [0.0]
+    liveness = LivenessWatch(lambda: now[0], 10.0)
+    ranks.watch(lambda name: tmp_path / name, liveness, every=0.001)
+    asked = asyncio.create_task(ranks.ask("hang"))
+
+    for _ in range(5):
+        while liveness.silence("cell-0-rank-1") != 0.0:
+            await asyncio.sleep(0.001)
+        now[0] += 9.0
+    assert ranks.children[1].running
+    assert not asked.done()
+    os.kill(ranks.children[1].pid, signal.SIGSTOP)
+    while ranks.children[1].running:
+        now[0] += 6.0
+        await asyncio.sleep(0.01)
+    with pytest.raises(ChildDied, match="cell-0-rank-1 ended with status -9"):
+        await asked
     await ranks.end()

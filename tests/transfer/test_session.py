@@ -81,6 +81,23 @@ def test_pull_gives_the_published_bytes(session, start_publisher):
     assert len(view) == nbytes
 
 
+def test_what_landed_is_told_in_order_while_the_rest_is_on_its_way(session, start_publisher):
+    nbytes = 3 * CHUNK + 5
+    buffer, staging = start_publisher(nbytes).buffer, session.allocate(nbytes)
+    told, expected = [], payload(nbytes)
+
+    def landed(start: int, size: int) -> None:
+        assert staging.state == "busy"
+        assert (staging.array()[start : start + size] == expected[start : start + size]).all()
+        told.append((start, size))
+
+    session.read(buffer.peer, buffer.address, staging, nbytes, landed=landed)
+    assert told == [(0, CHUNK), (CHUNK, CHUNK), (2 * CHUNK, CHUNK), (3 * CHUNK, 5)]
+    with pytest.raises(ZeroDivisionError):  # what it does wrong leaves later chunks in flight
+        session.read(buffer.peer, buffer.address, staging, nbytes, landed=lambda start, size: 1 // start)
+    assert staging.state == "quarantined"
+
+
 def test_empty_buffer_can_be_pulled(session, start_publisher):
     assert pull(session, start_publisher(0).buffer, session.allocate(0)) == b""
 
