@@ -76,7 +76,6 @@ def refuse_unbuilt(recipe: Recipe) -> None:
     per_node = recipe.cells.gpus_per_node or recipe.rollout.tensor_parallel
     refusals = {
         "rollout.tensor_parallel: this version runs an engine on one node": recipe.rollout.tensor_parallel > per_node,
-        "train.expert_parallel: this version keeps all experts on every rank": recipe.train.expert_parallel > 1,
         "trajectory.record: this version records turns only": bool(recipe.trajectory.record),
         f'sandbox.kind = "{recipe.sandbox.kind}": this version has bubblewrap and process': recipe.sandbox.kind
         not in ("bubblewrap", "process"),

@@ -142,7 +142,12 @@ def _training_layout(recipe: Recipe) -> Iterator[Problem]:
     ranks = train.ranks
     product = " x ".join(f"{name} {factor}" for name, factor in factors)
     if train.context_parallel > 1:
-        yield ("train", "context_parallel"), "this version of gyre trains with context_parallel = 1 only"
+        yield (
+            ("train", "context_parallel"),
+            "the attention (segments and trees, without Transformer Engine) computes whole sequences: set it to 1",
+        )
+    if train.sequence_parallel and train.tensor_parallel == 1:
+        yield ("train", "sequence_parallel"), "true needs tensor_parallel above 1: those ranks split the sequence"
     if train.routing_replay:
         engine = recipe.rollout.engine
         missing = (
