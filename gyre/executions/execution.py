@@ -142,6 +142,7 @@ class _Run:
             listen_port=port,
             listener=listener,
             limits=self.limits,
+            image=task.image is not None,
         )
 
     async def harness(self, harness: Harness, handler: ListenerHandler) -> tuple[Ending, Path | None]:

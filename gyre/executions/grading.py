@@ -61,6 +61,7 @@ async def grade(
         binds=(*binds, Bind(verifier, "/logs/verifier", writable=True)),
         env={**task.env, **environment(task), **task.verifier_env},
         limits=limits,
+        image=task.image is not None,
     )
 
     def result(reason: str, reward: float | None = None, detail: str = "") -> Grade:

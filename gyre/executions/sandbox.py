@@ -55,6 +55,8 @@ class SandboxSpec(Struct, frozen=True, kw_only=True):
     listener: socket.socket | None = None
     """A socket that `open_listener` made on the host, for kinds that share the host's network."""
     limits: Limits = Limits()
+    image: bool = False
+    """The lowest layer is a whole system of its own; otherwise the host's is bound in."""
 
 
 class ExitStatus(Struct, frozen=True):

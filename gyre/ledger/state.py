@@ -294,6 +294,11 @@ class RunState(Struct):
         """The lineage that reigns: the newest one opened."""
         return self.lineages[max(self.lineages)] if self.lineages else None
 
+    def openings(self) -> list[tuple[int, int]]:
+        """(lineage, step that it opened from) of all lineages: what a checkpoint is judged by
+        (`gyre.ledger.checkpoints.stands`)."""
+        return [(number, lineage.opened.step) for number, lineage in self.lineages.items()]
+
     def group_terminal(self, group: str) -> bool:
         return group not in self.live.groups
 

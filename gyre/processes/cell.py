@@ -211,8 +211,7 @@ class Cell(Process):
     # ---- roles ----
 
     async def _open_lineage(self, order: ev.LineageOrdered) -> None:
-        openings = [(number, found.opened.step) for number, found in self.state.lineages.items()]
-        opened = await self.ask("open_lineage", lineage=order.lineage, openings=openings)
+        opened = await self.ask("open_lineage", lineage=order.lineage, openings=self.state.openings())
         for line in opened["skipped"]:
             log.warning("checkpoint passed over: %s", line)
         self.lineage = order.lineage

@@ -29,7 +29,7 @@ from gyre.engines.client import EngineClient
 from gyre.engines.errors import EngineError
 from gyre.engines.push import push_weights
 from gyre.errors import UserError
-from gyre.ledger.checkpoints import CheckpointMeta, newest_complete, prune
+from gyre.ledger.checkpoints import CheckpointMeta, chosen, prune
 from gyre.ledger.layout import RunFolder
 from gyre.ledger.liveness import Heartbeat
 from gyre.ledger.microstep_files import read_microstep
@@ -70,21 +70,17 @@ class Rank:
         self.weights: tuple[int, int] | None = None
         """(lineage, version) of the model's weights, when they are ones that engines are given"""
         self._micro: list[str] = []
+        self._openings: list[tuple[int, int]] = []
 
     # ---- weights ----
 
     def open_lineage(self, lineage: int, openings: list[tuple[int, int]]) -> dict[str, Any]:
         """Become the core: the newest complete checkpoint, or the model folder; publish what it holds.
 
-        `openings`: (lineage, step it opened from) of the lineages before. A checkpoint that a lineage made after the
-        step from which a later one opened is void: a core that did not know of its end may have written it.
+        `openings`: (lineage, step it opened from) of the lineages before: void checkpoints are passed over.
         """
         self.trainer.promote()
-
-        def counts(meta: CheckpointMeta) -> bool:
-            return all(meta.lineage >= later or meta.step <= step for later, step in openings)
-
-        found = newest_complete(self.run.checkpoints, accept=counts) if self.layout.rank == 0 else (None, [])
+        found = chosen(self.run.checkpoints, 0, openings) if self.layout.rank == 0 else (None, [])
         info, skipped = self.trainer.agree(found)[0]  # one rank reads and verifies it all
         if info is None:
             self.trainer.load_hf()
@@ -93,6 +89,7 @@ class Rank:
         self.trainer.zero_gradients()
         self._micro = []
         step, version = (info.meta.step, info.meta.version) if info is not None else (0, 0)
+        self._openings = [*openings, (lineage, step)]
         return {"step": step, "version": version, "skipped": skipped, **self.publish(lineage, step, version)}
 
     def publish(self, lineage: int, step: int, version: int) -> dict[str, Any]:
@@ -287,7 +284,7 @@ class Rank:
 
     def _prune(self, lineage: int) -> None:
         if self.layout.rank == 0:
-            prune(self.run.checkpoints, self.recipe.train.keep_checkpoints, lineage)
+            prune(self.run.checkpoints, self.recipe.train.keep_checkpoints, lineage, self._openings)
 
     # ---- memory ----
 

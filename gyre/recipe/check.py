@@ -96,6 +96,8 @@ def _room(recipe: Recipe, local: bool | None) -> Iterator[Problem]:
             ("sandbox", "per_node"),
             f"{count} workers x {recipe.sandbox.per_node} = {slots} slots, but {reason}",
         )
+    if recipe.sandbox.images and recipe.sandbox.kind == "process":
+        yield ("sandbox", "images"), 'sandbox.kind = "process" has the host\'s system only: leave this out'
     cells = serving_cells(recipe)
     if cells > 0 and (room := cells * recipe.rollout.executions_per_cell) < needed:
         yield (
@@ -140,7 +142,12 @@ def _training_layout(recipe: Recipe) -> Iterator[Problem]:
     ranks = train.ranks
     product = " x ".join(f"{name} {factor}" for name, factor in factors)
     if train.context_parallel > 1:
-        yield ("train", "context_parallel"), "this version of gyre trains with context_parallel = 1 only"
+        yield (
+            ("train", "context_parallel"),
+            "the attention (segments and trees, without Transformer Engine) computes whole sequences: set it to 1",
+        )
+    if train.sequence_parallel and train.tensor_parallel == 1:
+        yield ("train", "sequence_parallel"), "true needs tensor_parallel above 1: those ranks split the sequence"
     if train.routing_replay:
         engine = recipe.rollout.engine
         missing = (
@@ -194,6 +201,7 @@ def check_folders(recipe: Recipe) -> Problem | None:
         (("model", "build"), recipe.model.build, "file"),
         (("tasks", "path"), recipe.tasks.path, "folder"),
         (("eval", "path"), recipe.eval.path, "folder"),
+        (("sandbox", "images"), recipe.sandbox.images, "folder"),
         (("rollout", "python"), recipe.rollout.python, "file"),
     )
     for key, name, kind in wanted:

@@ -177,7 +177,7 @@ def test_other_mistakes(lab: Any, tmp_path: Path) -> None:
 def test_an_image_without_a_dockerfile_and_compose_are_refused(lab: Any) -> None:
     folder = lab.task(toml="[environment]\ndocker_image = 'org/image:1'\n").folder
     (folder / "environment/Dockerfile").unlink()
-    with pytest.raises(UserError, match="docker_image 'org/image:1' needs an image"):
+    with pytest.raises(UserError, match="docker_image 'org/image:1' is not in sandbox.images"):
         load_task(folder)
     (folder / "environment/compose.yaml").touch()
     with pytest.raises(UserError, match="compose files are not covered"):

@@ -74,7 +74,15 @@ def test_training_layout() -> None:
     load("train.tensor_parallel=4", "train.data_parallel=2")
     refused("train.tensor_parallel", "16 ranks, but a cell has 4 nodes x 8 GPUs", "train.tensor_parallel=4")
     refused("train.expert_parallel", "3 does not divide the 8 ranks", "train.expert_parallel=3")
-    refused("train.context_parallel", "= 1 only", "train.context_parallel=2", "train.tensor_parallel=4")
+    refused("train.context_parallel", "computes whole sequences", "train.context_parallel=2", "train.tensor_parallel=4")
+    load("train.sequence_parallel=true")
+    refused(
+        "train.sequence_parallel",
+        "needs tensor_parallel above 1",
+        "train.sequence_parallel=true",
+        "train.tensor_parallel=1",
+        "train.data_parallel=8",
+    )
 
 
 def test_layouts_without_gpus() -> None:

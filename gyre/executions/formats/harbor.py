@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct, field
 
 from gyre.errors import UserError
-from gyre.executions.dockerfile import Environment, read_dockerfile
+from gyre.executions.dockerfile import Environment, read_or_refuse
 from gyre.executions.limits import MIB
 from gyre.executions.tasks import DEFAULT_WORKDIR, Task, environment_digest
 
@@ -81,7 +81,8 @@ def load(folder: Path, env: Mapping[str, str]) -> Task:
     toml = _read_toml(toml_path)
     _refuse_uncovered(toml, toml_path)
     environment = _read_environment(folder, toml)
-    workdir = toml.environment.workdir or environment.workdir or DEFAULT_WORKDIR
+    given = toml.environment.workdir or environment.workdir
+    workdir = given or DEFAULT_WORKDIR
     if not workdir.startswith("/") or ".." in workdir.split("/"):
         raise UserError(f"{toml_path}: environment.workdir {workdir!r} must be an absolute path without ..")
     return Task(
@@ -90,7 +91,8 @@ def load(folder: Path, env: Mapping[str, str]) -> Task:
         instruction=_read_instruction(folder / "instruction.md"),
         environment=environment,
         workdir=workdir,
-        docker_image=toml.environment.docker_image,
+        workdir_given=bool(given),
+        docker_image=toml.environment.docker_image or folder.name,
         agent_timeout=toml.agent.timeout_sec,
         verifier_timeout=toml.verifier.timeout_sec,
         env=resolve_env(toml.environment.env, env, toml_path, "environment.env"),
@@ -160,11 +162,12 @@ def _read_environment(folder: Path, toml: _TaskToml) -> Environment:
             raise UserError(f"{folder / 'environment' / name}: compose files are not covered; leave this task out")
     dockerfile = folder / "environment" / "Dockerfile"
     if dockerfile.is_file():
-        return read_dockerfile(dockerfile)
+        return read_or_refuse(dockerfile)
     if toml.environment.docker_image:
-        raise UserError(
-            f"{folder / 'task.toml'}: environment.docker_image {toml.environment.docker_image!r} needs an "
-            "image, and the sandbox has none; add an environment/Dockerfile of FROM, WORKDIR and COPY"
+        return Environment(
+            image=toml.environment.docker_image,
+            refused=f"{folder / 'task.toml'}: environment.docker_image {toml.environment.docker_image!r} is not in"
+            " sandbox.images; put it there, or add an environment/Dockerfile of FROM, WORKDIR, COPY and ENV",
         )
     return Environment()
 
