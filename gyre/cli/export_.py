@@ -37,18 +37,17 @@ def export(
         return
     from gyre.errors import UserError
     from gyre.ledger.checkpoints import chosen
-    from gyre.ledger.job import read_job
-    from gyre.ledger.layout import find_run
+    from gyre.views.runs import open_run
 
-    found = find_run(run)
+    opened = open_run(run)
     if to.exists():
         raise UserError(f"--to {to} exists already: name another folder")
-    info, passed = chosen(found.checkpoints, step)
+    info, passed = chosen(opened.run.checkpoints, step, opened.state.openings())
     for line in passed:
         print(line)
     if info is None:
-        raise UserError(f"{found.name} has no complete checkpoint yet")
+        raise UserError(f"{opened.run.name} has no complete checkpoint yet")
     from gyre.training.export import export_checkpoint
 
-    export_checkpoint(info.path, Path(read_job(found).model), to)
+    export_checkpoint(info.path, Path(opened.job.model), to)
     print(f"{info.path.name} -> {to}")

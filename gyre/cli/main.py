@@ -29,7 +29,7 @@ COMMANDS: dict[str, str] = {
     "simulate": "What a run would take, in each mode, with how many cells.",
     "verify": "Audit a run's ledger.",
     "export": "A step's weights as a Hugging Face folder, or executions as ATIF.",
-    "tasks": "Check task folders.",
+    "tasks": "Check task folders, prepare their images.",
     "doctor": "Check this machine.",
     "harness": "Install and list harnesses.",
     "engine": "Install engines.",

@@ -36,11 +36,18 @@ def replay(
             weights = {True: "weights bit-equal", False: "weights DIFFER", None: "weights not compared"}[
                 row.weights_equal
             ]
+            if row.gradient_difference is not None:
+                weights = f"its gradient differs by {row.gradient_difference:.1e} of the norm"
             print(
                 f"step {row.step}: {row.microsteps} micro-steps {'equal' if row.microsteps_equal else 'differ'}, "
                 f"{row.tokens_trained} tokens trained (the run: {row.tokens_trained_by_run}), {weights}, "
                 f"grad norm {row.gradient_norm:.6g}"
-                + (f" (the run: {row.gradient_norm_by_run:.6g})" if row.gradient_norm_by_run is not None else ""),
+                + (f" (the run: {row.gradient_norm_by_run:.6g})" if row.gradient_norm_by_run is not None else "")
+                + (
+                    f", gradients differ by {row.gradient_difference:.1e}"
+                    if row.gradient_difference is not None
+                    else ""
+                ),
                 flush=True,
             )
     if as_json:

@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from gyre.engines.sglang.arguments import WHOLE, EnginePart, server_arguments, server_environment
+from gyre.engines.sglang.arguments import NO_STORE, WHOLE, EnginePart, Store, server_arguments, server_environment
 from gyre.engines.sglang.install import HERE, interpreter
 from gyre.recipe.schema import Recipe
 
@@ -38,7 +38,7 @@ def write_keys(path: Path) -> dict[str, str]:
 
 
 def engine_launch(
-    recipe: Recipe, model: Path, folder: Path, name: str, host: str = "127.0.0.1", part: EnginePart = WHOLE
+    recipe: Recipe, model: Path, folder: Path, name: str, host: str = "127.0.0.1", store: Store = NO_STORE
 ) -> EngineLaunch:
     """The recipe's engine on `host`, on a port of its own choice; its key and port files lie in `folder`.
 
@@ -46,11 +46,17 @@ def engine_launch(
     """
     if recipe.rollout.engine == "reference":
         return reference_launch(recipe, model, folder, name, host)
-    return sglang_launch(recipe, model, folder, name, host, part)
+    return sglang_launch(recipe, model, folder, name, host, store=store)
 
 
 def sglang_launch(
-    recipe: Recipe, model: Path, folder: Path, name: str, host: str = "127.0.0.1", part: EnginePart = WHOLE
+    recipe: Recipe,
+    model: Path,
+    folder: Path,
+    name: str,
+    host: str = "127.0.0.1",
+    part: EnginePart = WHOLE,
+    store: Store = NO_STORE,
 ) -> EngineLaunch:
     """SGLang's server, in an environment of its own: the recipe's, or the installed one."""
     port_file, key_file = folder / f"{name}.port", folder / name
@@ -58,7 +64,7 @@ def sglang_launch(
     write_keys(key_file)
     python = recipe.rollout.python or str(interpreter())
     program = [python, str(HERE / "inside" / "serve.py"), "--port-file", str(port_file), "--key-file", str(key_file)]
-    words = server_arguments(recipe, model, host, part)
+    words = server_arguments(recipe, model, host, part, store)
     return EngineLaunch([*program, "--", *words], server_environment(recipe, host), port_file, key_file)
 
 

@@ -22,9 +22,19 @@ from pathlib import Path
 from gyre.errors import UserError
 from gyre.executions import launcher
 from gyre.executions.ends import CappedLog, ProcessEnd, finish, readable
-from gyre.executions.layers import MERGED, base_layer, guard_layer, private_folder, remove_tree, seed_layer
+from gyre.executions.host_python import PYTHON, host_binds, host_python
+from gyre.executions.images.store import unpacked
+from gyre.executions.layers import (
+    MERGED,
+    base_layer,
+    dressing_layer,
+    guard_layer,
+    private_folder,
+    remove_tree,
+    seed_layer,
+)
 from gyre.executions.limits import watch
-from gyre.executions.sandbox import PATH, ExitStatus, SandboxFailure, SandboxSpec
+from gyre.executions.sandbox import PATH, ExitStatus, SandboxFailure, SandboxSpec, with_before
 from gyre.executions.tasks import Task
 
 PORT = 8400
@@ -32,7 +42,6 @@ PORT = 8400
 READ_ONLY_PROC = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi", "mtrr", "pressure")
 HIDDEN_PROC = ("kcore", "keys", "timer_list", "sched_debug", "latency_stats")
 START_TIMEOUT = 60.0
-PYTHON = "/usr/bin/python3"
 LAUNCHER = "/run/gyre/launcher.py"
 ADVICE = (
     "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1), "
@@ -62,10 +71,11 @@ def arguments(spec: SandboxSpec) -> list[str]:
         if spec.upper
         else ["--tmp-overlay", "/"]
     )
-    args += ["--ro-bind", "/usr", "/usr"]
-    for name in MERGED:
-        if Path("/", name).is_dir() and not Path("/", name).is_symlink():
-            args += ["--ro-bind", f"/{name}", f"/{name}"]
+    if not spec.image:
+        args += ["--ro-bind", "/usr", "/usr"]
+        for name in MERGED:
+            if Path("/", name).is_dir() and not Path("/", name).is_symlink():
+                args += ["--ro-bind", f"/{name}", f"/{name}"]
     args += ["--dev", "/dev", "--perms", "1777", "--size", str(limits.shared_memory), "--tmpfs", "/dev/shm"]
     args += ["--remount-ro", "/dev", "--proc", "/proc"]
     # The machine's root, inside a user namespace, still owns the kernel's settings: cover them ourselves.
@@ -75,6 +85,7 @@ def arguments(spec: SandboxSpec) -> list[str]:
         if os.path.exists(f"/proc/{name}"):
             args += ["--ro-bind", "/dev/null", f"/proc/{name}"]
     args += ["--size", str(limits.shared_memory // 16), "--tmpfs", "/run"]
+    args += host_binds() if spec.image else []
     args += ["--ro-bind", launcher.__file__, LAUNCHER]
     for bind in spec.binds:
         args += ["--bind" if bind.writable else "--ro-bind", str(bind.source.absolute()), bind.target]
@@ -84,6 +95,12 @@ def arguments(spec: SandboxSpec) -> list[str]:
     for name, value in {"PATH": PATH, "HOME": "/root", "LANG": "C.UTF-8", **spec.env}.items():
         args += ["--setenv", name, value]
     return [*args, "--chdir", spec.workdir]
+
+
+def command(spec: SandboxSpec) -> tuple[str, ...]:
+    """What the launcher becomes: where it is the system's Python, an image is given the host's. Raises UserError."""
+    hosts = spec.image and spec.argv[0] == PYTHON
+    return with_before(spec, (*host_python(), *spec.argv[1:]) if hosts else spec.argv)
 
 
 def process_limit(processes: int) -> int:
@@ -109,8 +126,13 @@ class Bubblewrap:
         return PORT, None
 
     def lowers(self, root: Path, task: Task, snapshot: Path | None = None) -> tuple[Path, ...]:
-        below = (base_layer(root), seed_layer(root, task))
-        return (*below, snapshot, guard_layer(root, task.workdir)) if snapshot else below
+        on_image = task.image is not None
+        try:
+            lowest = (unpacked(task.image), dressing_layer(root)) if task.image is not None else (base_layer(root),)
+        except UserError as error:
+            raise OSError(str(error)) from error
+        below = (*lowest, seed_layer(root, task))
+        return (*below, snapshot, guard_layer(root, task.workdir, on_image)) if snapshot else below
 
     async def start(self, spec: SandboxSpec) -> RunningBubblewrap:
         """Start `spec` and return when its launcher is ready and known by pidfd. Raises SandboxFailure."""
@@ -128,12 +150,12 @@ class Bubblewrap:
                 "--info-fd",
                 str(info_write),
                 "--",
-                PYTHON,
+                *(host_python() if spec.image else (PYTHON,)),
                 "-I",
                 "-S",
             ]
             numbers = (spec.limits.open_files, process_limit(spec.limits.processes), spec.limits.disk)
-            words += [LAUNCHER, *map(str, (theirs.fileno(), spec.listen_port, *numbers)), *spec.argv]
+            words += [LAUNCHER, *map(str, (theirs.fileno(), spec.listen_port, *numbers)), *command(spec)]
             outer = subprocess.Popen(
                 words,
                 stdin=subprocess.DEVNULL,

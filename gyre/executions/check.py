@@ -1,5 +1,5 @@
-"""Checks a folder of tasks: each is readable, its solution earns the full reward, and an untouched workspace
-earns none.
+"""Checks a folder of tasks: each is readable, its image is there, its solution earns the full reward, and an
+untouched workspace earns none.
 
 Owns `check_tasks`, behind `gyre tasks check`. Everything runs in the sandbox, as in an execution.
 """
@@ -12,12 +12,15 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from gyre.errors import UserError
 from gyre.executions.ends import finish
 from gyre.executions.grading import Grade, grade, script_command
+from gyre.executions.healthcheck import UNHEALTHY
+from gyre.executions.images.store import Images, unpacked
 from gyre.executions.layers import private_folder, remove_tree
 from gyre.executions.limits import Limits
 from gyre.executions.sandbox import Bind, ExitStatus, Sandbox, SandboxFailure, SandboxSpec
-from gyre.executions.tasks import Task, load_tasks
+from gyre.executions.tasks import NO_IMAGES, Task, load_task, task_folders
 
 DEFAULT_LIMITS = Limits()
 
@@ -29,6 +32,8 @@ class TaskCheck(Struct, frozen=True, kw_only=True):
     """
 
     name: str
+    image: str = ""
+    """Where its image lies; "": the host's own system."""
     solution: float | None
     untouched: float | None
     solve_seconds: float
@@ -47,21 +52,35 @@ async def check_tasks(
     limits: Limits = DEFAULT_LIMITS,
     parallel: int = 2,
     done: Callable[[TaskCheck], None] = lambda check: None,
+    images: Images = NO_IMAGES,
 ) -> list[TaskCheck]:
     """Check all tasks below `path`, with workspaces in `root`; `done` is called as each one ends.
 
-    Raises UserError when a task cannot be read at all.
+    A task that cannot be read, or whose image is not there, has that problem. Raises UserError when there are no tasks.
     """
-    tasks = load_tasks(path)
+    folders = task_folders(path)
     free = asyncio.Semaphore(parallel)
 
-    async def one(task: Task) -> TaskCheck:
+    async def one(folder: Path) -> TaskCheck:
         async with free:
-            check = await check_task(task, sandbox, root, limits)
+            try:
+                task = load_task(folder, images=images)
+                if task.image is not None:
+                    await asyncio.to_thread(unpacked, task.image)
+            except UserError as error:
+                check = _unfit(folder.name, str(error))
+            else:
+                check = await check_task(task, sandbox, root, limits)
         done(check)
         return check
 
-    return list(await asyncio.gather(*(one(task) for task in tasks)))
+    return list(await asyncio.gather(*(one(folder) for folder in folders)))
+
+
+def _unfit(name: str, problem: str) -> TaskCheck:
+    return TaskCheck(
+        name=name, solution=None, untouched=None, solve_seconds=0.0, grade_seconds=0.0, problems=(problem,)
+    )
 
 
 async def check_task(task: Task, sandbox: Sandbox, root: Path, limits: Limits) -> TaskCheck:
@@ -89,6 +108,7 @@ async def check_task(task: Task, sandbox: Sandbox, root: Path, limits: Limits) -
         problems.append(f"the solution earns {solved.reward:g}, not 1")
     return TaskCheck(
         name=task.name,
+        image=str(task.image.path) if task.image is not None else "",
         solution=solved.reward if solved else None,
         untouched=untouched.reward if untouched else None,
         solve_seconds=seconds - (solved.seconds if solved else 0.0),
@@ -123,6 +143,8 @@ async def _grade_after(
             binds=binds,
             env={**task.env, **task.solution_env},
             limits=limits,
+            before=task.healthcheck.script() if task.healthcheck is not None else "",
+            image=task.image is not None,
         )
         running = await sandbox.start(spec)
     except (SandboxFailure, OSError) as failure:
@@ -133,7 +155,9 @@ async def _grade_after(
         status = await running.wait(task.agent_timeout or task.verifier_timeout)
     finally:
         await finish(running.kill())
-    if status.code != 0:
+    if status.code == UNHEALTHY and task.healthcheck is not None:
+        problems.append(f"{what}: the environment's healthcheck failed")
+    elif status.code != 0:
         problems.append(f"{what}: {argv[-1]} ended with {status}")
     snapshot = running.snapshot(workspace / "snapshot")
     result = await grade(task, sandbox, root, snapshot, workspace / "grading", limits)

@@ -1,8 +1,9 @@
-"""Reads the part of a Dockerfile that needs no container runtime: FROM, WORKDIR and COPY.
+"""Reads the part of a Dockerfile that needs no container runtime: FROM, WORKDIR, COPY and ENV.
 
 Owns that reader and the `Environment` that it yields. Invariant: an `Environment` says exactly what the
-Dockerfile says, with the host's system in the place of the base image; an instruction outside the subset is
-refused, never skipped. No COPY source leaves the environment folder.
+Dockerfile says, on a base image from the disk or the host's system in its place; an instruction outside the subset is
+refused, never skipped, but for those that only describe the image or its own command. No COPY source leaves the
+environment folder.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ from __future__ import annotations
 import json
 import posixpath
 import re
+import shlex
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from gyre.errors import UserError
 
-SUBSET = "gyre's bubblewrap sandbox covers FROM, WORKDIR and COPY"
+SUBSET = "gyre covers FROM, WORKDIR, COPY and ENV"
+WITHOUT_EFFECT = ("LABEL", "MAINTAINER", "EXPOSE", "CMD", "ENTRYPOINT", "STOPSIGNAL", "HEALTHCHECK", "SHELL")
+"""They describe the image, or its own command and build, in the place of which the harness runs."""
 
 
 class Copy(Struct, frozen=True):
@@ -37,10 +41,21 @@ class Environment(Struct, frozen=True):
     folders: tuple[str, ...] = ()
     """Every WORKDIR that occurs: Docker creates it."""
     copies: tuple[Copy, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    refused: str = ""
+    """Why nothing but a prebuilt image can be this environment."""
+
+
+def read_or_refuse(path: Path) -> Environment:
+    """`read_dockerfile`, or an environment that says why it cannot be built."""
+    try:
+        return read_dockerfile(path)
+    except UserError as error:
+        return Environment(refused=str(error))
 
 
 def read_dockerfile(path: Path) -> Environment:
-    """Parse a Dockerfile of FROM, WORKDIR and COPY. Raises UserError naming file, line and instruction."""
+    """Parse a Dockerfile of FROM, WORKDIR, COPY and ENV. Raises UserError naming file, line and instruction."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -48,6 +63,7 @@ def read_dockerfile(path: Path) -> Environment:
     image, workdir = "", ""
     folders: list[str] = []
     copies: list[Copy] = []
+    env: dict[str, str] = {}
     for number, line in _logical_lines(text):
         word, _, rest = line.partition(" ")
         place, rest = f"{path}:{number}", rest.strip()
@@ -59,11 +75,18 @@ def read_dockerfile(path: Path) -> Environment:
                 folders.append(workdir)
             case "COPY":
                 copies.append(_copy(rest, place, path.parent, workdir or "/"))
-            case _:
-                raise UserError(f"{place}: {word} is not covered ({SUBSET}); copy files in, or leave this task out")
+            case "ENV":
+                env |= _env(rest, place)
+            case "USER" if rest in ("root", "0"):
+                pass
+            case name if name not in WITHOUT_EFFECT:
+                raise UserError(
+                    f"{place}: {word} is not covered ({SUBSET}): copy files in, put a prebuilt image of the task into"
+                    " sandbox.images, or leave this task out"
+                )
     if not image:
         raise UserError(f"{path}: no FROM line; start the file with one (the host's system stands in for the image)")
-    return Environment(image=image, workdir=workdir, folders=tuple(folders), copies=tuple(copies))
+    return Environment(image=image, workdir=workdir, folders=tuple(folders), copies=tuple(copies), env=env)
 
 
 def _logical_lines(text: str) -> list[tuple[int, str]]:
@@ -97,6 +120,20 @@ def _plain(text: str, place: str) -> str:
     if not text or "$" in text:
         raise UserError(f"{place}: variables and empty values are not covered ({SUBSET}, with plain paths)")
     return text
+
+
+def _env(rest: str, place: str) -> dict[str, str]:
+    """`NAME=value ...`, or the older `NAME the rest`."""
+    name, _, value = rest.partition(" ")
+    if "=" not in name:
+        return {name: _plain(value.strip(), place)}
+    try:
+        pairs = [word.partition("=") for word in shlex.split(_plain(rest, place))]
+    except ValueError as error:
+        raise UserError(f"{place}: ENV is not readable: {error}") from error
+    if not all(name and equals for name, equals, _ in pairs):
+        raise UserError(f"{place}: ENV needs NAME=value")
+    return {name: value for name, _, value in pairs}
 
 
 def _copy(rest: str, place: str, context: Path, workdir: str) -> Copy:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from gyre.executions.artifacts import collect
 from gyre.executions.ends import finish
 from gyre.executions.layers import private_folder, remove_tree
 from gyre.executions.limits import Limits
@@ -50,7 +51,17 @@ async def grade(
     """
     started = time.perf_counter()
     verifier, scratch = (private_folder(folder / name) for name in ("verifier", "scratch"))
+    seconds = task.verifier_timeout if timeout is None else timeout
+
+    def result(reason: str, reward: float | None = None, detail: str = "") -> Grade:
+        return Grade(reward=reward, reason=reason, seconds=time.perf_counter() - started, detail=detail)
+
     argv, binds = test_command(task)
+    try:
+        if task.separate:
+            snapshot = await collect(task, sandbox, root, snapshot, folder / "artifacts", limits, seconds)
+    except SandboxFailure as failure:
+        return result(FAILED, detail=str(failure))
     spec = SandboxSpec(
         lowers=sandbox.lowers(root, task, snapshot),
         upper=None,
@@ -61,17 +72,15 @@ async def grade(
         binds=(*binds, Bind(verifier, "/logs/verifier", writable=True)),
         env={**task.env, **environment(task), **task.verifier_env},
         limits=limits,
+        image=task.image is not None,
     )
-
-    def result(reason: str, reward: float | None = None, detail: str = "") -> Grade:
-        return Grade(reward=reward, reason=reason, seconds=time.perf_counter() - started, detail=detail)
 
     try:
         running = await sandbox.start(spec)
     except SandboxFailure as failure:
         return result(FAILED, detail=str(failure))
     try:
-        status = await running.wait(task.verifier_timeout if timeout is None else timeout)
+        status = await running.wait(seconds)
     finally:
         await finish(running.kill())
     if status.timed_out:

@@ -16,9 +16,12 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gyre.executions.dockerfile import Environment
-from gyre.executions.tasks import Task
+
+if TYPE_CHECKING:
+    from gyre.executions.tasks import Task
 
 MERGED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 """Folders that a merged-/usr system keeps as links into /usr."""
@@ -76,24 +79,40 @@ def seed_layer(root: Path, task: Task) -> Path:
     return _built_once(root / "seeds" / f"{task.name}-{task.digest}", build)
 
 
-def guard_layer(root: Path, workdir: str) -> Path:
+def dressing_layer(root: Path) -> Path:
+    """What a container runtime puts over an image, under `root`/dressing: names of hosts, and folders that must be."""
+
+    def build(folder: Path) -> None:
+        for name in ("tmp", "root", "etc", "logs/agent"):
+            (folder / name).mkdir(parents=True)
+        (folder / "tmp").chmod(0o1777)
+        _name_hosts(folder / "etc")
+
+    return _built_once(root / "dressing", build)
+
+
+def guard_layer(root: Path, workdir: str, on_image: bool = False) -> Path:
     """The layer above a snapshot while it is graded, under `root`/guards.
 
     Whatever the execution put at a mount point, at the links into /usr or in the dynamic loader's
     configuration (links, files, deletions) is covered by the real thing: it cannot redirect the tests, the
-    reward or the interpreter.
+    reward or the interpreter. On an image the system is the execution's to change, as in the container that the task
+    was made for; only what is mounted there, and what would be loaded into every program, is covered.
     """
     private_folder(root / "guards")
 
     def build(folder: Path) -> None:
-        for name in ("usr", "proc", "dev", "run", "tests", "logs/verifier", workdir.lstrip("/")):
+        for name in ("proc", "dev", "run", "tests", "logs/verifier", workdir.lstrip("/")):
             (folder / name).mkdir(parents=True, exist_ok=True)
-        _link_usr(folder)
         (folder / "etc").mkdir(exist_ok=True)
         (folder / "etc/ld.so.preload").touch()
-        _copy_if_there(Path("/etc/ld.so.cache"), folder / "etc/ld.so.cache")
+        if not on_image:
+            (folder / "usr").mkdir(exist_ok=True)
+            _link_usr(folder)
+            _copy_if_there(Path("/etc/ld.so.cache"), folder / "etc/ld.so.cache")
 
-    return _built_once(root / "guards" / workdir.strip("/").replace("/", "+"), build)
+    name = workdir.strip("/").replace("/", "+")
+    return _built_once(root / "guards" / (f"image+{name}" if on_image else name), build)
 
 
 def remove_tree(folder: Path) -> None:
@@ -139,14 +158,18 @@ def _build_base(folder: Path) -> None:
     etc = folder / "etc"
     (etc / "passwd").write_text("root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n")
     (etc / "group").write_text("root:x:0:\nnogroup:x:65534:\n")
-    (etc / "hosts").write_text("127.0.0.1 localhost task\n::1 localhost\n")
-    (etc / "hostname").write_text("task\n")
-    (etc / "resolv.conf").touch()
+    _name_hosts(etc)
     for name in ETC_FILES:
         _copy_if_there(Path("/etc") / name, etc / name)
     for name in ("alternatives", "ld.so.conf.d", "ssl/certs", "terminfo"):
         if Path("/etc", name).is_dir():
             shutil.copytree(Path("/etc", name), etc / name, symlinks=True, ignore=_unreadable)
+
+
+def _name_hosts(etc: Path) -> None:
+    (etc / "hosts").write_text("127.0.0.1 localhost task\n::1 localhost\n")
+    (etc / "hostname").write_text("task\n")
+    (etc / "resolv.conf").touch()
 
 
 def _link_usr(folder: Path) -> None:

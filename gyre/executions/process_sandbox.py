@@ -10,7 +10,6 @@ it escapes, hence "trusted".
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 import shutil
 import socket
@@ -20,13 +19,14 @@ from pathlib import Path
 from gyre.executions.ends import CappedLog, ProcessEnd
 from gyre.executions.layers import private_folder, seed_layer
 from gyre.executions.limits import watch
-from gyre.executions.sandbox import PATH, ExitStatus, SandboxFailure, SandboxSpec
+from gyre.executions.marks import Looks, environment_of, look_for
+from gyre.executions.sandbox import PATH, ExitStatus, SandboxFailure, SandboxSpec, with_before
 from gyre.executions.tasks import Task
 
 MARK = "GYRE_SANDBOX"
-CLEAN_SCANS = 3
-"""A process shows no environment while it forks or execs: one scan that finds nothing does not prove much."""
-SCAN_PAUSE = 0.005
+DOUBTFUL_LOOKS = 3
+"""A look that met a process without an environment proves nothing; so many in a row prove enough."""
+LOOK_PAUSE = 0.005
 
 
 class ProcessSandbox:
@@ -34,11 +34,18 @@ class ProcessSandbox:
 
     kind = "process"
 
+    def __init__(self) -> None:
+        self._looks = Looks(lambda: look_for(MARK))
+
     def open_listener(self) -> tuple[int, socket.socket | None]:
         listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         return listener.getsockname()[1], listener
 
     def lowers(self, root: Path, task: Task, snapshot: Path | None = None) -> tuple[Path, ...]:
+        if task.image is not None:
+            raise OSError(f"the process sandbox has the host's system only, and {task.name} lies on an image")
+        if task.separate:
+            raise OSError(f"the process sandbox has no separate verifier, and {task.name} wants one")
         return (snapshot,) if snapshot else (seed_layer(root, task),)
 
     async def start(self, spec: SandboxSpec) -> RunningProcess:
@@ -55,7 +62,7 @@ class ProcessSandbox:
         log = CappedLog(spec.log, spec.limits.log)
         try:
             child = subprocess.Popen(
-                [_outside(word, root, spec) for word in spec.argv],
+                [_outside(word, root, spec) for word in with_before(spec, spec.argv)],
                 stdin=subprocess.DEVNULL,
                 stdout=log.write_end,
                 stderr=log.write_end,
@@ -67,20 +74,27 @@ class ProcessSandbox:
             log.finish()
             raise SandboxFailure(f"cannot start {spec.argv[0]}: {error}") from error
         log.close_write_end()
-        return RunningProcess(spec, child, log, mark, root)
+        return RunningProcess(spec, child, log, mark, root, self._looks)
 
 
 class RunningProcess:
     """A plain process and all that carry its mark."""
 
     def __init__(
-        self, spec: SandboxSpec, child: subprocess.Popen[bytes], log: CappedLog, mark: str, root: Path
+        self,
+        spec: SandboxSpec,
+        child: subprocess.Popen[bytes],
+        log: CappedLog,
+        mark: str,
+        root: Path,
+        looks: Looks,
     ) -> None:
         self.listener = spec.listener
         self._child = child
         self._end = ProcessEnd(child.pid)
         self._log = log
-        self._mark = f"{MARK}={mark}".encode()
+        self._mark = mark
+        self._looks = looks
         self._root = root
         self._limit = ""
         self._dead = False
@@ -107,18 +121,28 @@ class RunningProcess:
         self._end.kill()
         await self._end.wait()
         self._child.wait()
-        clean = 0
-        while clean < CLEAN_SCANS:
-            marked = _marked(self._mark)
-            for end in marked:
-                end.kill()
-                await end.wait()
-                end.close()
-            clean = 0 if marked else clean + 1
-            await asyncio.sleep(SCAN_PAUSE)
+        doubts = 0
+        while doubts < DOUBTFUL_LOOKS:
+            look = await self._looks.look()
+            if found := look.marked.get(self._mark):
+                await self._end_all(found)
+                doubts = 0
+            elif look.doubtful:
+                doubts += 1
+                await asyncio.sleep(LOOK_PAUSE)
+            else:
+                break
         self._dead = True
         self._end.close()
         self._log.finish()
+
+    async def _end_all(self, pids: list[int]) -> None:
+        ends = [end for pid in pids if (end := _process(pid, self._mark)) is not None]
+        for end in ends:
+            end.kill()
+        for end in ends:
+            await end.wait()
+            end.close()
 
     def snapshot(self, target: Path) -> Path:
         if not self._dead:
@@ -126,25 +150,16 @@ class RunningProcess:
         return self._root.rename(target)
 
 
-def _marked(mark: bytes) -> list[ProcessEnd]:
-    """Live processes of this user whose environment holds `mark`."""
-    found = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        try:
-            end = ProcessEnd(int(name))
-        except ProcessLookupError:
-            continue
-        try:
-            environment = Path("/proc", name, "environ").read_bytes()
-        except (FileNotFoundError, PermissionError, ProcessLookupError):
-            environment = b""
-        if mark in environment.split(b"\0"):
-            found.append(end)
-        else:
-            end.close()
-    return found
+def _process(pid: int, mark: str) -> ProcessEnd | None:
+    """The process of this number, if it still carries the mark (the number may have got a new owner)."""
+    try:
+        end = ProcessEnd(pid)
+    except ProcessLookupError:
+        return None
+    if f"{MARK}={mark}".encode() in environment_of(pid).split(b"\0"):
+        return end
+    end.close()
+    return None
 
 
 def _outside(word: str, root: Path, spec: SandboxSpec) -> str:

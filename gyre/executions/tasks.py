@@ -20,6 +20,8 @@ from msgspec import Struct, field, structs
 
 from gyre.errors import UserError
 from gyre.executions.dockerfile import Environment
+from gyre.executions.healthcheck import Healthcheck
+from gyre.executions.images.store import Image, Images
 
 GROUP = "gyre.tasks"
 BUILT_IN = {
@@ -44,6 +46,11 @@ class Task(Struct, frozen=True, kw_only=True):
     environment: Environment
     workdir: str = DEFAULT_WORKDIR
     docker_image: str = ""
+    """Reference of a prebuilt image that may be the whole environment."""
+    image: Image | None = None
+    """What the sandbox lies on; None: the host's own system."""
+    workdir_given: bool = True
+    """The task says its work directory; otherwise an image's own comes first."""
     agent_timeout: float = 0.0
     verifier_timeout: float = 600.0
     env: dict[str, str] = field(default_factory=dict)
@@ -61,6 +68,11 @@ class Task(Struct, frozen=True, kw_only=True):
     solve_file: str = "solution/solve.sh"
     reward: str = "file"
     """How the grader's files become a number: see `gyre.executions.rewards`."""
+    healthcheck: Healthcheck | None = None
+    separate: bool = False
+    """Graded in a fresh environment that has only the artifacts of the execution."""
+    artifacts: tuple[str, ...] = ()
+    """Paths inside, relative ones in the work directory."""
     expected_tests: int = 0
     """How many passed tests are the full reward; 0: all that ran."""
 
@@ -92,14 +104,19 @@ def formats() -> Iterator[Format]:
         yield loaded() if isinstance(loaded, type) else loaded
 
 
-def load_tasks(path: Path, host_env: Mapping[str, str] | None = None, reward: str = "") -> list[Task]:
+NO_IMAGES = Images()
+
+
+def load_tasks(
+    path: Path, host_env: Mapping[str, str] | None = None, reward: str = "", images: Images = NO_IMAGES
+) -> list[Task]:
     """All tasks below `path` (a folder of task folders, or one task folder), sorted by name.
 
     `reward`, when given, is the rule of every task in the place of its own. `host_env` is what `${VAR}` in a task's env
     refers to (the process's own environment when None).
     Raises UserError for a path without tasks and for any task that cannot be read or is not covered.
     """
-    tasks = [load_task(folder, host_env) for folder in task_folders(path)]
+    tasks = [load_task(folder, host_env, images) for folder in task_folders(path)]
     return [structs.replace(task, reward=reward) for task in tasks] if reward else tasks
 
 
@@ -117,15 +134,43 @@ def task_folders(path: Path) -> list[Path]:
     return folders
 
 
-def load_task(folder: Path, host_env: Mapping[str, str] | None = None) -> Task:
-    """Read one task folder. Raises UserError naming the file and what to do."""
+def load_task(folder: Path, host_env: Mapping[str, str] | None = None, images: Images = NO_IMAGES) -> Task:
+    """Read one task folder and find its image. Raises UserError naming the file and what to do."""
     folder = folder.resolve()
     if not NAME.fullmatch(folder.name):
         raise UserError(f"{folder}: a task's folder is named by letters, digits and . _ - only; rename it")
     found = format_of(folder)
     if found is None:
         raise UserError(f"{folder}: not a task of a known format ({', '.join(BUILT_IN)}): instruction.md is missing")
-    return found.load(folder, os.environ if host_env is None else host_env)
+    return on_image(found.load(folder, os.environ if host_env is None else host_env), images)
+
+
+def on_image(task: Task, images: Images) -> Task:
+    """`task` on its image: a prebuilt one of its own, else the base that its Dockerfile names; what the image says of
+    its variables and its work directory holds where the task says nothing.
+
+    Raises UserError when the environment can be had neither way. Without a folder of images, the host's system stands
+    in for a base.
+    """
+    built, environment = images.find(task.docker_image), task.environment
+    image = built or images.find(environment.image)
+    if built is not None:
+        environment = Environment(image=task.docker_image)
+    elif environment.refused:
+        raise UserError(environment.refused)
+    elif images.folder is not None and environment.image and image is None:
+        raise UserError(
+            f"{task.folder}: image {environment.image!r} is not in {images.folder} (as a folder, an OCI archive .tar or"
+            " a .sif, with _ for / and :)"
+        )
+    env, workdir = {**environment.env, **task.env}, task.workdir
+    if image is not None:
+        config = image.config()
+        env = {**config.env, **env}
+        if not task.workdir_given and config.workdir not in ("", "/"):
+            workdir = config.workdir
+    digest = f"{task.digest}-prebuilt" if built is not None else task.digest
+    return structs.replace(task, image=image, environment=environment, env=env, workdir=workdir, digest=digest)
 
 
 def format_of(folder: Path) -> Format | None:

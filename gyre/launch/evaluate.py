@@ -19,6 +19,7 @@ from gyre.launch.submit import Plan, plan
 from gyre.ledger.checkpoints import chosen
 from gyre.ledger.job import read_job
 from gyre.ledger.layout import find_run
+from gyre.ledger.view import LedgerView
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,9 @@ def find_subject(target: str, recipe: Path | None, step: int, say: Callable[[str
             raise UserError(f"--step {step}: {target} is a model, and has no steps")
         return Subject(folder.resolve().name, folder.resolve(), recipe)
     run = find_run(target)
-    info, _ = chosen(run.checkpoints, step)
+    view = LedgerView(run)
+    view.poll()
+    info, _ = chosen(run.checkpoints, step, view.state.openings())
     if info is None:
         say(f"{run.name} has no checkpoint yet: evaluating the model that it started from")
         return Subject(run.name, Path(read_job(run).model), recipe or run.recipe)

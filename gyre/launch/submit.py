@@ -14,8 +14,10 @@ from pathlib import Path
 
 import gyre
 from gyre.engines.sglang.install import interpreter
+from gyre.engines.sglang.store import master_program
 from gyre.errors import UserError
 from gyre.executions.harnesses import find_harness
+from gyre.executions.images.store import recipe_images
 from gyre.executions.rewards import find_reward
 from gyre.executions.tasks import load_tasks
 from gyre.launch.model import resolve_model
@@ -42,18 +44,20 @@ class Plan:
     eval_tasks: list[str]
     workers: list[str]
     cells: list[str]
+    stores: list[str]
 
     @property
     def processes(self) -> list[str]:
-        return ["scheduler", "processor", *self.workers, *self.cells]
+        return ["scheduler", "processor", *self.stores, *self.workers, *self.cells]
 
 
 def plan(recipe_path: Path, overrides: list[str], local: bool = True) -> Plan:
     """Read and check a recipe and its tasks. Raises UserError."""
     recipe = load_recipe(recipe_path, overrides, local=local)
     refuse_unbuilt(recipe)
-    tasks = [task.name for task in load_tasks(Path(recipe.tasks.path))]
-    held_out = [task.name for task in load_tasks(Path(recipe.eval.path))] if recipe.eval.path else []
+    images = recipe_images(recipe.sandbox)
+    tasks = [task.name for task in load_tasks(Path(recipe.tasks.path), images=images)]
+    held_out = [t.name for t in load_tasks(Path(recipe.eval.path), images=images)] if recipe.eval.path else []
     both = set(tasks) & set(held_out)
     if both and recipe.train.steps:
         raise UserError(
@@ -66,6 +70,7 @@ def plan(recipe_path: Path, overrides: list[str], local: bool = True) -> Plan:
         eval_tasks=held_out,
         workers=[f"worker-{index}" for index in range(workers)],
         cells=[f"cell-{index}" for index in range(recipe.cells.count)],
+        stores=["store"] if recipe.rollout.store_mb else [],
     )
 
 
@@ -74,7 +79,6 @@ def refuse_unbuilt(recipe: Recipe) -> None:
     per_node = recipe.cells.gpus_per_node or recipe.rollout.tensor_parallel
     refusals = {
         "rollout.tensor_parallel: this version runs an engine on one node": recipe.rollout.tensor_parallel > per_node,
-        "train.expert_parallel: this version keeps all experts on every rank": recipe.train.expert_parallel > 1,
         "trajectory.record: this version records turns only": bool(recipe.trajectory.record),
         f'sandbox.kind = "{recipe.sandbox.kind}": this version has bubblewrap and process': recipe.sandbox.kind
         not in ("bubblewrap", "process"),
@@ -88,6 +92,8 @@ def refuse_unbuilt(recipe: Recipe) -> None:
     find_reward(recipe.tasks.reward or "file")
     if recipe.rollout.engine == "sglang" and not recipe.rollout.python:
         interpreter()
+    if recipe.rollout.store_mb:
+        master_program()
 
 
 def create_run(planned: Plan, launcher: str, now: float, say: Callable[[str], None], name: str = "") -> RunFolder:
@@ -118,6 +124,7 @@ def _freeze(run: RunFolder, planned: Plan, launcher: str, now: float, model: Pat
         model=str(model),
         workers=planned.workers,
         cells=planned.cells,
+        stores=planned.stores,
         guests=guests(planned) if launcher == "slurm" else [],
         tasks=planned.tasks,
         eval_tasks=planned.eval_tasks,

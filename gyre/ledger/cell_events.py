@@ -28,6 +28,12 @@ class EngineStarted(JournalEvent, frozen=True):
     pid: int
 
 
+class StoreStarted(JournalEvent, frozen=True):
+    """The store process: the master of the run's store of KV pages answers at `address`, host:port."""
+
+    address: str
+
+
 class Serving(JournalEvent, frozen=True):
     """All engines of the cell report `weight_version`: the route is open."""
 

@@ -90,7 +90,8 @@ def finish(path: Path, meta: CheckpointMeta, arrays: Sequence[ArraySpec], chunks
     rank's chunks.
 
     ValueError unless every chunk of every array was recorded once. A folder that already has the name is set
-    aside: the caller, who writes this step now, found it void or damaged.
+    aside: the caller, who writes this step now, found it void or damaged. ValueError if it is of a later lineage than
+    the caller's, which has ended then.
     """
     records = {chunk.name: chunk for chunk in chunks}
     expected: set[str] = set().union(*(spec.chunk_names() for spec in arrays))
@@ -114,6 +115,8 @@ def finish(path: Path, meta: CheckpointMeta, arrays: Sequence[ArraySpec], chunks
     fsync_path(path)
     final = final_path(path.parent, meta.step)
     if final.exists():
+        if _lineage(final) > meta.lineage:
+            raise ValueError(f"{path}: lineage {meta.lineage} has ended: {final.name} is of {_lineage(final)}")
         final.rename(path.with_name(path.name.replace(".tmp-", ".void-")))
     path.rename(final)
     fsync_path(path.parent)
@@ -168,7 +171,7 @@ def newest_complete(
 ) -> tuple[CheckpointInfo | None, list[str]]:
     """The complete checkpoint with the highest step, and a line for each newer one that was passed over.
 
-    `accept` lets the scheduler refuse checkpoints of a lineage that ended before it made them.
+    `accept` refuses checkpoints of a lineage that ended before it made them: `stands`, by the journals.
     """
     passed: list[str] = []
     for path in _named(folder):
@@ -179,31 +182,56 @@ def newest_complete(
         info = read_info(path)
         if accept(info.meta):
             return info, passed
-        passed.append(f"{path}: of lineage {info.meta.lineage}, which ended before this step counted")
+        passed.append(_void(info))
     return None, passed
 
 
-def chosen(folder: Path, step: int) -> tuple[CheckpointInfo | None, list[str]]:
-    """The checkpoint of `step`, or for 0 what `newest_complete` finds. UserError for a step that has no whole one."""
+def stands(meta: CheckpointMeta, openings: Iterable[tuple[int, int]]) -> bool:
+    """Does a checkpoint count? `openings`: (lineage, step that it opened from) of the run's lineages. What a lineage
+    made after the step from which a later one opened is void: a core that did not know of its end may have written it.
+    """
+    return all(meta.lineage >= later or meta.step <= step for later, step in openings)
+
+
+def chosen(
+    folder: Path, step: int, openings: Sequence[tuple[int, int]] = ()
+) -> tuple[CheckpointInfo | None, list[str]]:
+    """The checkpoint of `step`, or for 0 what `newest_complete` finds; void ones (see `stands`) are passed over.
+    UserError for a step that has no whole one that stands."""
     if not step:
-        return newest_complete(folder)
+        return newest_complete(folder, accept=lambda meta: stands(meta, openings))
     path = final_path(folder, step)
     problems = verify(path) if path.exists() else [f"no checkpoint of step {step} is kept in {folder}"]
     if problems:
         raise UserError(problems[0])
-    return read_info(path), []
+    info = read_info(path)
+    if not stands(info.meta, openings):
+        raise UserError(_void(info))
+    return info, []
 
 
-def prune(folder: Path, keep: int, lineage: int) -> list[Path]:
-    """Remove old checkpoints; returns what was removed. Damaged ones do not count towards `keep`, and the
-    newest two complete ones always stay. Leftovers of lineages before `lineage` go too: their writers are
-    fenced."""
+def _lineage(path: Path) -> int:
+    """0 for a damaged one."""
+    try:
+        return read_info(path).meta.lineage
+    except ValueError:
+        return 0
+
+
+def _void(info: CheckpointInfo) -> str:
+    return f"{info.path}: of lineage {info.meta.lineage}, which ended before this step counted"
+
+
+def prune(folder: Path, keep: int, lineage: int, openings: Sequence[tuple[int, int]] = ()) -> list[Path]:
+    """Remove old checkpoints; returns what was removed. Damaged and void ones (see `stands`) do not count towards
+    `keep`, and the newest two complete ones always stay. Leftovers of lineages before `lineage` go too: their writers
+    are fenced."""
     removed = []
     whole = 0
     for path in _named(folder):
         if whole >= max(keep, 2):
             removed.append(path)
-        elif not verify(path, deep=False):
+        elif not verify(path, deep=False) and stands(read_info(path).meta, openings):
             whole += 1
     for path in folder.iterdir() if folder.is_dir() else ():
         match = re.search(r"\.zarr\.(?:tmp|void)-(\d+)-", path.name)

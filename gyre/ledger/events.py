@@ -25,6 +25,7 @@ from gyre.ledger.cell_events import (
     Refused as Refused,
     Serving as Serving,
     ServingEnded as ServingEnded,
+    StoreStarted as StoreStarted,
 )
 from gyre.ledger.event_base import (
     CellState as CellState,
@@ -402,6 +403,7 @@ Event = (
     | Finished
     | CellEntered
     | EngineStarted
+    | StoreStarted
     | Serving
     | ServingEnded
     | LineageOpened

@@ -373,10 +373,6 @@ def _cell_entered(state: RunState, line: Line) -> None:
     cell.training = (line.event.lineage, line.event.step) if line.event.state == "training" else (0, 0)
 
 
-def _engine_started(state: RunState, line: Line) -> None:
-    _cell(state, line).engines[line.event.engine] = line.event
-
-
 def _serving(state: RunState, line: Line) -> None:
     _cell(state, line).serving = line.event
 
@@ -483,7 +479,8 @@ _HANDLERS: dict[type, Callable[[RunState, Any], None]] = {
     ev.ResumeRequested: lambda state, line: state.asked.__setitem__(line.incarnation, None),
     ev.GaveUp: lambda state, line: state.gave_up.__setitem__(line.incarnation, line.event.reason),
     ev.CellEntered: _cell_entered,
-    ev.EngineStarted: _engine_started,
+    ev.EngineStarted: lambda state, line: _cell(state, line).engines.__setitem__(line.event.engine, line.event),
+    ev.StoreStarted: lambda state, line: state.stores.__setitem__(line.incarnation, line.event.address),
     ev.Serving: _serving,
     ev.ServingEnded: _serving_ended,
     ev.Pulled: _pulled,

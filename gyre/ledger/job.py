@@ -30,6 +30,8 @@ class Job(Struct, frozen=True, kw_only=True):
     tasks: list[str]
     eval_tasks: list[str]
     job_ids: list[str] = []
+    stores: list[str] = []
+    """the process that keeps the store of KV pages, if the run has one"""
     guests: list[str] = []
     """cells that other jobs may start (gyre join): named from the beginning, since nobody lists folders"""
 
@@ -38,7 +40,7 @@ class Job(Struct, frozen=True, kw_only=True):
 
     def processes(self) -> list[str]:
         """Those that the run's own launcher keeps going."""
-        return ["scheduler", "processor", *self.workers, *self.cells]
+        return ["scheduler", "processor", *self.stores, *self.workers, *self.cells]
 
     def writers(self) -> list[str]:
         """Every journal of the run."""

@@ -230,6 +230,8 @@ class RunState(Struct):
     slots: dict[str, dict[int, int]] = field(default_factory=dict)
     acknowledged: dict[str, dict[int, tuple[int, int]]] = field(default_factory=dict)
     cells: dict[str, dict[int, CellIncarnation]] = field(default_factory=dict)
+    stores: dict[int, str] = field(default_factory=dict)
+    """store incarnation -> address of its master"""
     lineages: dict[int, Lineage] = field(default_factory=dict)
     processes: dict[str, ev.ProcessStarted] = field(default_factory=dict)
     processes_ended: dict[str, ev.ProcessEnded] = field(default_factory=dict)
@@ -275,6 +277,11 @@ class RunState(Struct):
         """Why the newest supervisor gave the run up, or None."""
         return self.gave_up.get(max(self.opened.get("supervisor", {}), default=0))
 
+    @property
+    def store(self) -> str:
+        """Address of the newest master of the store of KV pages; "" before there is one."""
+        return self.stores.get(max(self.stores, default=0), "")
+
     def incarnation(self, writer: str) -> int:
         """The accepted incarnation of `writer`; 0 before the first was accepted."""
         return self.accepted.get(writer, 0)
@@ -286,6 +293,11 @@ class RunState(Struct):
     def reign(self) -> Lineage | None:
         """The lineage that reigns: the newest one opened."""
         return self.lineages[max(self.lineages)] if self.lineages else None
+
+    def openings(self) -> list[tuple[int, int]]:
+        """(lineage, step that it opened from) of all lineages: what a checkpoint is judged by
+        (`gyre.ledger.checkpoints.stands`)."""
+        return [(number, lineage.opened.step) for number, lineage in self.lineages.items()]
 
     def group_terminal(self, group: str) -> bool:
         return group not in self.live.groups

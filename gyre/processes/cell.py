@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gyre.engines.errors import EngineError
+from gyre.engines.sglang.arguments import Store
 from gyre.ledger import events as ev
 from gyre.ledger.layout import RunFolder
 from gyre.ledger.orders import CELL_ORDERS
@@ -101,7 +102,7 @@ class Cell(Process):
 
     async def work(self) -> None:
         try:
-            await asyncio.gather(self.engine.start(), self._start_ranks())
+            await asyncio.gather(self._start_engine(), self._start_ranks())
             self._announce_engine()
             self.enter("ready")
             watch = asyncio.create_task(self._watch_engine())
@@ -112,6 +113,13 @@ class Cell(Process):
         except ChildDied as error:
             self.enter("failed", detail=str(error))
             raise EndProcess(EXIT_RESTART, str(error)) from error
+
+    async def _start_engine(self) -> None:
+        """The store of KV pages, if the run has one, comes first: an engine joins it when it starts."""
+        if self.job.stores:
+            await self.until(lambda: self.state.store)
+            self.engine.store = Store(self.state.store, self.run.path.name)
+        await self.engine.start()
 
     async def _start_ranks(self) -> None:
         arguments = ["--run", str(self.run.path), "--cell", self.name, "--incarnation", str(self.incarnation)]
@@ -203,8 +211,7 @@ class Cell(Process):
     # ---- roles ----
 
     async def _open_lineage(self, order: ev.LineageOrdered) -> None:
-        openings = [(number, found.opened.step) for number, found in self.state.lineages.items()]
-        opened = await self.ask("open_lineage", lineage=order.lineage, openings=openings)
+        opened = await self.ask("open_lineage", lineage=order.lineage, openings=self.state.openings())
         for line in opened["skipped"]:
             log.warning("checkpoint passed over: %s", line)
         self.lineage = order.lineage
@@ -278,16 +285,18 @@ class Cell(Process):
 
     async def _push(self, order: ev.ServeOrdered) -> None:
         if not self.engine.running:
-            await self.engine.start()
+            await self._start_engine()
             self._announce_engine()
         await self.engine.resume()
-        await self.ask(
+        pushed = await self.ask(
             "push",
             manifest=order.manifest,
             url=self.engine.url,
             key_file=self.engine.key_file,
             weight_version=order.weight_version,
         )
+        if "engine_failed" in pushed:
+            raise EngineError(pushed["engine_failed"])
         if await self.engine.version() != order.weight_version:
             raise EngineError(f"{self.engine.name} does not report {order.weight_version}")
 

@@ -18,6 +18,7 @@ import aiohttp
 from gyre.engines.client import EngineClient, vocabulary
 from gyre.engines.errors import EngineError, EngineUnavailable
 from gyre.engines.launch import engine_launch
+from gyre.engines.sglang.arguments import NO_STORE
 from gyre.errors import UserError
 from gyre.ledger.layout import RunFolder
 from gyre.processes.address import node_address
@@ -42,6 +43,8 @@ class EngineChild:
         self.key_file = ""
         """Name of the file in keys/; a proxy that finds it gone waits for the next announcement."""
         self.released = False
+        self.store = NO_STORE
+        """The store that it joins at its next start."""
         self._session: aiohttp.ClientSession | None = None
         self._client: EngineClient | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -62,7 +65,7 @@ class EngineChild:
         for old in self.run.keys.glob(f"{self.name}.*"):
             old.unlink(missing_ok=True)
         self.key_file = f"{self.name}.{secrets.token_hex(4)}"
-        launch = engine_launch(self.recipe, self.model, self.run.keys, self.key_file, node_address())
+        launch = engine_launch(self.recipe, self.model, self.run.keys, self.key_file, node_address(), self.store)
         self.child = await Child.start(self.name, launch.argv, self.log_file, launch.env)
         try:
             port = await asyncio.wait_for(self._port(launch.port_file), self.recipe.rollout.start_timeout)

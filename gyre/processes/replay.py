@@ -19,6 +19,7 @@ from typing import Any
 from msgspec import Struct
 
 from gyre.errors import UserError
+from gyre.ledger.checkpoints import read_info, stands
 from gyre.ledger.job import Job
 from gyre.ledger.layout import RunFolder
 from gyre.ledger.microstep_files import digest
@@ -36,7 +37,8 @@ from gyre.trajectory.settings import Settings
 class ReplayedStep(Struct, frozen=True, kw_only=True):
     """`microsteps_equal`: every micro-step has the digest that the run announced. `weights_equal`: bit-equal to what
     the run published; None when the run did not train this step from these micro-steps or in this layout, or nothing
-    was trained. `gradient_norm_by_run`: None when the run did not commit this step.
+    was trained. `gradient_norm_by_run`: None when the run did not commit this step. `gradient_difference`: in another
+    layout, |g - g'| / |g'| with the run's clipped gradient g', where the checkpoints before and after it are kept.
     """
 
     step: int
@@ -48,6 +50,7 @@ class ReplayedStep(Struct, frozen=True, kw_only=True):
     weights_equal: bool | None
     gradient_norm: float
     gradient_norm_by_run: float | None
+    gradient_difference: float | None
 
 
 def replay(
@@ -88,7 +91,7 @@ def replay_rank(
             return  # consumed in part when the run stopped
         announced = [ready.digest for ready in state.steps[step].microsteps.values()]
         equal = [digest(microstep) for microstep in made] == announced
-        norm, same = trainer.step(step, made, equal, record.executions) if trainer else (0.0, None)
+        trained = trainer.step(step, made, equal, record.executions) if trainer else Trained(0.0)
         ran = state.steps[step].packed
         yield ReplayedStep(
             step=step,
@@ -97,9 +100,10 @@ def replay_rank(
             tokens_trained=record.trained,
             tokens_trained_by_run=ran.tokens_trained if ran is not None else 0,
             tokens_dropped=record.dropped,
-            weights_equal=same,
-            gradient_norm=norm,
+            weights_equal=trained.weights_equal,
+            gradient_norm=trained.gradient_norm,
             gradient_norm_by_run=history[step][1].gradient_norm if step in history else None,
+            gradient_difference=trained.gradient_difference,
         )
 
 
@@ -151,6 +155,14 @@ def by_execution(rows: Iterable[Turn]) -> Callable[[str], list[Turn]]:
     return lambda execution: latest_rows(turns.get(execution, []))
 
 
+class Trained(Struct, frozen=True):
+    """A step that was trained again, beside the run's (as in `ReplayedStep`)."""
+
+    gradient_norm: float
+    weights_equal: bool | None = None
+    gradient_difference: float | None = None
+
+
 class Replayer:
     """One rank of a trainer that takes every cell's part, one after the other."""
 
@@ -179,18 +191,25 @@ class Replayer:
         In the run's own layout one step follows from the other. In another one each starts from its checkpoint where
         that is kept, so that differences of rounding do not add up.
         """
-        path = self.run.checkpoint_path(before)
-        if self._at == before and (self.same_layout or before == 0 or not path.exists()):
+        path = self._checkpoint(before)
+        if self._at == before and (self.same_layout or before == 0 or path is None):
             return
         if before == 0:
             self.trainer.load_hf()
-        elif path.exists():
+        elif path is not None:
             self.trainer.load_checkpoint(path)
         else:
             raise UserError(f"no checkpoint of step {before} is kept: replay from step 1")
 
-    def step(self, step: int, made: list[MicroStep], equal: bool, executions: int) -> tuple[float, bool | None]:
-        """Train one step; (gradient norm, are the weights those of the run?)."""
+    def _checkpoint(self, step: int) -> Path | None:
+        """The kept checkpoint of a step, unless it is of a lineage that had ended."""
+        path = self.run.checkpoint_path(step)
+        if not path.exists() or not stands(read_info(path).meta, self.state.openings()):
+            return None
+        return path
+
+    def step(self, step: int, made: list[MicroStep], equal: bool, executions: int) -> Trained:
+        """Train one step, and look at what the run made of it."""
         from gyre.training.settings import learning_rate
 
         self._load(step - 1)
@@ -201,28 +220,37 @@ class Replayer:
             parts = [self._part(names, by_name) for names in contributions(self.state, lineage, step)]
             own = own_microsteps(self.state, lineage, step)
         else:
-            parts, own, by_name = [], list(map(str, range(len(made)))), dict(zip(map(str, range(len(made))), made))
+            by_name = {str(number): microstep for number, microstep in enumerate(made)}
+            names, bundle = list(by_name), self.recipe.train.bundle
+            parts, own = [], [names[first : first + bundle] for first in range(0, len(names), bundle)]
         self.trainer.zero_gradients()
-        self._train([by_name[name] for name in own])
+        self._train(own, by_name)
         for buffers in parts:
             self.trainer.add_gradients(buffers)
         rate = learning_rate(step - 1, self.recipe.train)
         stats = self.trainer.commit(executions, rate, targets=len(made))
         published = self.state.history().get(step)
-        if not equal or published is None or not self.same_layout:
-            return stats.grad_norm, None
-        return stats.grad_norm, published[1].weight_version.endswith("-" + self._digest())
+        if not equal or published is None:
+            return Trained(stats.grad_norm)
+        if self.same_layout:
+            return Trained(stats.grad_norm, published[1].weight_version.endswith("-" + self._digest()))
+        saved, started = self._checkpoint(step), step == 1 or self._checkpoint(step - 1) is not None
+        if saved is None or not started or stats.skipped:
+            return Trained(stats.grad_norm)
+        return Trained(stats.grad_norm, None, self.trainer.gradient_difference(saved, stats.grad_norm))
 
-    def _part(self, names: list[str], by_name: dict[str, MicroStep]) -> list[Any]:
+    def _part(self, bundles: list[list[str]], by_name: dict[str, MicroStep]) -> list[Any]:
         """A satellite's contribution: summed from zero, in its own order."""
         self.trainer.zero_gradients()
-        self._train([by_name[name] for name in names])
+        self._train(bundles, by_name)
         return list(self.trainer.freeze().buffers)
 
-    def _train(self, microsteps: list[MicroStep]) -> None:
+    def _train(self, bundles: list[list[str]], by_name: dict[str, MicroStep]) -> None:
+        """As in the run, one grant after the other: micro-steps that are trained at once may meet in an expert."""
         from gyre.training.batch import MicroStepBatch
 
-        self.trainer.train_microsteps([MicroStepBatch.of(microstep) for microstep in microsteps])
+        for names in bundles:
+            self.trainer.train_microsteps([MicroStepBatch.of(by_name[name]) for name in names])
 
     def _digest(self) -> str:
         """The digest part of a weight version, as a manifest of these ranks would have it."""
@@ -240,14 +268,20 @@ def lineage_of(state: RunState, step: int) -> int:
     return max(made, default=0)
 
 
-def own_microsteps(state: RunState, lineage: int, step: int) -> list[str]:
-    """The core's own micro-steps of a step, in the order in which it trained them."""
+def own_microsteps(state: RunState, lineage: int, step: int) -> list[list[str]]:
+    """The core's own micro-steps of a step, grant by grant, in the order in which it trained them."""
     reign = state.lineages[lineage]
     core = state.cells.get(reign.cell, {}).get(reign.incarnation, CellIncarnation())
     grants = [number for kind, number in reign.sequence if kind == "done"]
-    return [m for number in grants if core.done[number].step == step for m in core.done[number].microsteps]
+    return [core.done[number].microsteps for number in grants if core.done[number].step == step]
 
 
-def contributions(state: RunState, lineage: int, step: int) -> list[list[str]]:
-    """The merged contributions to a step, in the order in which the core added them."""
-    return [merged.microsteps for merged in state.lineages[lineage].merged if merged.step == step]
+def contributions(state: RunState, lineage: int, step: int) -> list[list[list[str]]]:
+    """The merged contributions to a step, in the order in which the core added them, each grant by grant."""
+    found = []
+    for merged in state.lineages[lineage].merged:
+        if merged.step == step:
+            satellite = state.cells[merged.source][merged.source_incarnation]
+            grants = satellite.offers[merged.number].grants
+            found.append([satellite.done[number].microsteps for number in grants])
+    return found

@@ -2,8 +2,8 @@
 
 Owns one `Trainer`, the buffers it publishes and those it pulls. Requests are JSON lines on stdin, replies JSON lines
 on a descriptor of its own; rank 0 reads them and shares each with the other ranks of the cell. Invariants: an operation
-is whole, on all ranks or on none, or an error; a transfer that fails is an answer, everything else ends the rank and
-with it the cell's incarnation.
+is whole, on all ranks or on none, or an error; a transfer that fails, or an engine, is an answer; everything else ends
+the rank and with it the cell's incarnation.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ import torch
 import torch.distributed as dist
 
 from gyre.engines.client import EngineClient
+from gyre.engines.errors import EngineError
 from gyre.engines.push import push_weights
 from gyre.errors import UserError
-from gyre.ledger.checkpoints import CheckpointMeta, newest_complete, prune
+from gyre.ledger.checkpoints import CheckpointMeta, chosen, prune
 from gyre.ledger.layout import RunFolder
 from gyre.ledger.liveness import Heartbeat
 from gyre.ledger.microstep_files import read_microstep
@@ -69,21 +70,17 @@ class Rank:
         self.weights: tuple[int, int] | None = None
         """(lineage, version) of the model's weights, when they are ones that engines are given"""
         self._micro: list[str] = []
+        self._openings: list[tuple[int, int]] = []
 
     # ---- weights ----
 
     def open_lineage(self, lineage: int, openings: list[tuple[int, int]]) -> dict[str, Any]:
         """Become the core: the newest complete checkpoint, or the model folder; publish what it holds.
 
-        `openings`: (lineage, step it opened from) of the lineages before. A checkpoint that a lineage made after the
-        step from which a later one opened is void: a core that did not know of its end may have written it.
+        `openings`: (lineage, step it opened from) of the lineages before: void checkpoints are passed over.
         """
         self.trainer.promote()
-
-        def counts(meta: CheckpointMeta) -> bool:
-            return all(meta.lineage >= later or meta.step <= step for later, step in openings)
-
-        found = newest_complete(self.run.checkpoints, accept=counts) if self.layout.rank == 0 else (None, [])
+        found = chosen(self.run.checkpoints, 0, openings) if self.layout.rank == 0 else (None, [])
         info, skipped = self.trainer.agree(found)[0]  # one rank reads and verifies it all
         if info is None:
             self.trainer.load_hf()
@@ -92,6 +89,7 @@ class Rank:
         self.trainer.zero_gradients()
         self._micro = []
         step, version = (info.meta.step, info.meta.version) if info is not None else (0, 0)
+        self._openings = [*openings, (lineage, step)]
         return {"step": step, "version": version, "skipped": skipped, **self.publish(lineage, step, version)}
 
     def publish(self, lineage: int, step: int, version: int) -> dict[str, Any]:
@@ -126,12 +124,15 @@ class Rank:
         """Give an engine the weights of `manifest`, which this rank's model must hold."""
         if self.holds != manifest:
             raise RuntimeError(f"asked to push {manifest} while holding {self.holds or 'unpublished weights'}")
-        tensors = self.trainer.hf_tensors()
+        tensors, answer = iter(self.trainer.hf_tensors()), {}
         if self.layout.rank == 0:
-            return {"checksum": asyncio.run(self._push(tensors, url, key_file, weight_version))}
-        for _ in tensors:  # the other ranks' part of the collective
+            try:
+                answer = {"checksum": asyncio.run(self._push(tensors, url, key_file, weight_version))}
+            except EngineError as error:  # it may have died of anything: its lead starts it again
+                answer = {"engine_failed": str(error)}
+        for _ in tensors:  # the other ranks' part of the collective, and of what an engine did not take
             pass
-        return {}
+        return answer
 
     async def _push(self, tensors: Any, url: str, key_file: str, weight_version: str) -> str:
         keys = json.loads((self.run.keys / key_file).read_text())
@@ -283,7 +284,7 @@ class Rank:
 
     def _prune(self, lineage: int) -> None:
         if self.layout.rank == 0:
-            prune(self.run.checkpoints, self.recipe.train.keep_checkpoints, lineage)
+            prune(self.run.checkpoints, self.recipe.train.keep_checkpoints, lineage, self._openings)
 
     # ---- memory ----
 

@@ -28,6 +28,8 @@ from gyre.executions.execution import (
     run_execution,
 )
 from gyre.executions.harnesses import Harness, find_harness
+from gyre.executions.images.prepare import unpack_all
+from gyre.executions.images.store import recipe_images
 from gyre.executions.layers import remove_tree
 from gyre.executions.limits import recipe_limits
 from gyre.executions.sandbox import Sandbox, make_sandbox
@@ -64,8 +66,9 @@ class Worker(Process):
         recipe = self.recipe
         self.harness: Harness = find_harness(recipe.harness.name)
         self.tasks: dict[str, Task] = {}
+        images = recipe_images(recipe.sandbox)
         for path in filter(None, (recipe.tasks.path, recipe.eval.path)):
-            self.tasks |= {task.name: task for task in load_tasks(Path(path), reward=recipe.tasks.reward)}
+            self.tasks |= {t.name: t for t in load_tasks(Path(path), reward=recipe.tasks.reward, images=images)}
         self.rules = rules_for(recipe.harness.name)
         self.renderer = load_renderer(Path(self.job.model), recipe.model.template, secrets.token_hex(8))
         self.turns = TurnWriter(run, name, self.incarnation)
@@ -138,6 +141,7 @@ class Worker(Process):
         self.harness.check(self.recipe.harness.version)
         check_room(self.root)  # before a sandbox is tried: on a full disk its refusal would name a false reason
         self.sandbox = await make_sandbox(self.recipe.sandbox.kind, self.root)
+        await asyncio.to_thread(self._unpack_images)
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as self._session:
             self.proxy = self._make_proxy()
             await self.until_accepted()
@@ -152,6 +156,13 @@ class Worker(Process):
                 for task in self._running:
                     task.cancel()
                 await asyncio.gather(*self._running, return_exceptions=True)
+
+    def _unpack_images(self) -> None:
+        """Before the first execution needs them; one that fails excludes the executions of its tasks."""
+        lying_on = {task.image: (task.name,) for task in self.tasks.values()}
+        for prepared in unpack_all(lying_on):
+            if prepared.problem:
+                log.warning("%s", prepared.problem)
 
     async def _run_all(self) -> None:
         """Run what is dispatched, side by side. An error of one is ours, and ends the worker."""

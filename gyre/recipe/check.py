@@ -96,6 +96,8 @@ def _room(recipe: Recipe, local: bool | None) -> Iterator[Problem]:
             ("sandbox", "per_node"),
             f"{count} workers x {recipe.sandbox.per_node} = {slots} slots, but {reason}",
         )
+    if recipe.sandbox.images and recipe.sandbox.kind == "process":
+        yield ("sandbox", "images"), 'sandbox.kind = "process" has the host\'s system only: leave this out'
     cells = serving_cells(recipe)
     if cells > 0 and (room := cells * recipe.rollout.executions_per_cell) < needed:
         yield (
@@ -140,7 +142,12 @@ def _training_layout(recipe: Recipe) -> Iterator[Problem]:
     ranks = train.ranks
     product = " x ".join(f"{name} {factor}" for name, factor in factors)
     if train.context_parallel > 1:
-        yield ("train", "context_parallel"), "this version of gyre trains with context_parallel = 1 only"
+        yield (
+            ("train", "context_parallel"),
+            "the attention (segments and trees, without Transformer Engine) computes whole sequences: set it to 1",
+        )
+    if train.sequence_parallel and train.tensor_parallel == 1:
+        yield ("train", "sequence_parallel"), "true needs tensor_parallel above 1: those ranks split the sequence"
     if train.routing_replay:
         engine = recipe.rollout.engine
         missing = (
@@ -176,6 +183,8 @@ def _rollout_layout(recipe: Recipe) -> Iterator[Problem]:
             yield ("rollout", name), f"{parts} does not divide the engine's {tensor} ranks (rollout.tensor_parallel)"
     if rollout.engine == "reference" and tensor > 1:
         yield key, "the reference engine runs on one device: use 1"
+    if rollout.engine == "reference" and rollout.store_mb:
+        yield ("rollout", "store_mb"), 'the reference engine has no store of KV pages: use 0, or engine = "sglang"'
     if cells.gpus_per_node == 0:
         return
     gpus = cells.nodes_per_cell * cells.gpus_per_node
@@ -192,6 +201,7 @@ def check_folders(recipe: Recipe) -> Problem | None:
         (("model", "build"), recipe.model.build, "file"),
         (("tasks", "path"), recipe.tasks.path, "folder"),
         (("eval", "path"), recipe.eval.path, "folder"),
+        (("sandbox", "images"), recipe.sandbox.images, "folder"),
         (("rollout", "python"), recipe.rollout.python, "file"),
     )
     for key, name, kind in wanted:

@@ -28,6 +28,7 @@ _PATHS: tuple[Key, ...] = (
     ("model", "build"),
     ("tasks", "path"),
     ("eval", "path"),
+    ("sandbox", "images"),
     ("rollout", "python"),
 )
 _AT = re.compile(r"(?P<what>.*) - at `\$\.?(?P<key>.*)`", re.DOTALL)

@@ -68,6 +68,9 @@ class Harness(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class Sandbox(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     kind: Literal["bubblewrap", "apptainer", "enroot", "process"] = "bubblewrap"
     """`process` isolates nothing: for trusted tasks."""
+    images: str = ""
+    """Folder of images that tasks lie on: unpacked folders, OCI archives (.tar), SIFs; empty: the host's own system
+    stands in for each."""
     per_node: Positive = 64
     """Executions that one worker runs at a time."""
     network: Literal["proxy", "none", "host"] = "proxy"
@@ -101,6 +104,9 @@ class Rollout(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Share of a GPU's memory for weights and KV; 0: SGLang's own choice."""
     context: Positive = 131072
     """Longest sequence, in tokens."""
+    store_mb: Natural = 0
+    """Host memory that each engine lends to the run's store of KV pages: what one cell has read, another takes over
+    at a switch. SGLang's hierarchical cache on Mooncake; 0: no store."""
     executions_per_cell: Positive = 96
     """C_e: executions that a serving cell carries."""
     temperature: Annotated[float, Meta(gt=0.0)] = 1.0
@@ -176,9 +182,13 @@ class Train(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     adam_eps: float = 1e-8
     gradient_clip: Annotated[float, Meta(gt=0.0)] = 1.0
     tensor_parallel: Positive = 1
+    sequence_parallel: bool = False
+    """The tensor-parallel ranks also split the sequence, where they do not split the weights."""
     pipeline_parallel: Positive = 1
     expert_parallel: Positive = 1
+    """Ranks of a pipeline stage among which whole experts are spread; with 1 tensor-parallel ranks split each."""
     context_parallel: Positive = 1
+    """Above 1 is refused: the attention computes whole sequences."""
     data_parallel: Positive = 1
     routing_replay: bool = False
     """Mixture of experts: train with the experts that the engine chose; no engine's are recorded yet, so true is

@@ -6,7 +6,7 @@ consistent: rows and samples are in range, segments are contiguous, parents are 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -89,6 +89,36 @@ class MicroStepBatch:
             raise ValueError("micro-step: a target's row is padding")
         if len(self.temperatures) and float(self.temperatures.min()) <= 0.0:
             raise ValueError("micro-step: temperatures must be positive")
+
+    def padded(self, rows: int) -> MicroStepBatch:
+        """With padding at the end up to a multiple of `rows`."""
+        missing = -len(self.tokens) % rows
+        if not missing:
+            return self
+
+        def longer(values: Int32, fill: int) -> Int32:
+            return np.concatenate([values, np.full(missing, fill, np.int32)])
+
+        tokens, positions = longer(self.tokens, 0), longer(self.positions, 0)
+        return replace(self, tokens=tokens, positions=positions, segments=longer(self.segments, -1))
+
+    @classmethod
+    def empty(cls) -> MicroStepBatch:
+        """One target of weight zero: it adds zero to every gradient. For a rank that has no micro-step while others,
+        whose tokens may need its experts, have one."""
+        zero, nothing = np.zeros(1, np.int32), np.zeros(1, np.float32)
+        return cls(
+            tokens=zero,
+            positions=zero,
+            segments=zero,
+            target_rows=zero,
+            target_tokens=zero,
+            behaviour_logprobs=nothing,
+            samples=zero,
+            advantages=nothing,
+            weights=nothing,
+            temperatures=np.ones(1, np.float32),
+        )
 
     def packing(self) -> Packing:
         """Lengths of the segments' runs of rows, and their parents. ValueError unless contiguous, with padding at the

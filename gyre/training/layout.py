@@ -47,6 +47,8 @@ def start(layout: Layout, timeout: float = 600.0) -> torch.device:
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,
+        expert_model_parallel_size=layout.expert,
+        expert_tensor_parallel_size=layout.expert_tensor,
         create_gloo_process_groups=False,
         distributed_timeout_minutes=max(1, int(timeout / 60)),
     )

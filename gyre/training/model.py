@@ -24,7 +24,9 @@ with shims.quiet():
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
+    from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
     from megatron.core.transformer.spec_utils import ModuleSpec
+    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
     from megatron.core.transformer.transformer_config import TransformerConfig
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -36,7 +38,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
     def __init__(self, architecture: Architecture, layout: Layout, dtype: torch.dtype) -> None:
         super().__init__(
             config=transformer_config(architecture, layout, dtype),
-            transformer_layer_spec=layer_spec(architecture),
+            transformer_layer_spec=stage_spec(architecture, layout),
             vocab_size=architecture.padded_vocab(layout.tensor),
             max_sequence_length=architecture.max_positions,
             pre_process=parallel_state.is_pipeline_first_stage(),
@@ -47,6 +49,10 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
         )
         self.rotary_pos_emb = PositionRotary(architecture.head_dim, architecture.rope_theta)
         _drop_biases(self, architecture)
+        if self.post_process:
+            # It takes the rows of targets, gathered before from all parts of the sequence.
+            self.output_layer.sequence_parallel = False
+            self.output_layer.allreduce_dgrad = layout.tensor > 1
 
     def forward(
         self,
@@ -57,7 +63,8 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
     ) -> torch.Tensor:
         """tokens, positions: int64 (T,) -> hidden states after the last norm, (T, hidden).
 
-        In a pipeline every stage is given both; the earlier ones give (T, 1, hidden), which the schedule takes on.
+        In a pipeline every stage is given both; the earlier ones give (T, 1, hidden), which the schedule takes on; with
+        sequence parallelism this rank's part of the rows.
         Either `packing`, or a bool `attention_mask` (1, 1, T, T), True where masked, or plain
         causal.
         """
@@ -68,7 +75,13 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
             rotary_pos_emb=self.rotary_pos_emb(positions),
             packed_seq_params=packing,
         )
-        return hidden[:, 0] if self.post_process else hidden
+        if not self.post_process:
+            return hidden
+        if self.config.sequence_parallel:
+            group = parallel_state.get_tensor_model_parallel_group()
+            # The loss is the same on every rank, and so is its gradient: each takes its own part of it.
+            hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False, group=group)
+        return hidden[:, 0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: (M, hidden) -> this tensor-parallel rank's columns, (M, padded vocab / tensor parallel)."""
@@ -105,16 +118,36 @@ def with_gradient_buffers(model: PolicyModel, layout: Layout) -> DistributedData
     return DistributedDataParallel(config=model.config, ddp_config=config, module=model)
 
 
+class Norm(torch.nn.RMSNorm):
+    """RMSNorm whose weight says that its gradient is a part on each tensor-parallel rank (Megatron's own norms refuse
+    sequence parallelism where CUDA's kernels are not installed)."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
+        super().__init__(hidden_size, eps=eps)
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+
+def stage_spec(architecture: Architecture, layout: Layout) -> TransformerBlockSubmodules:
+    """The layers of this rank's stage."""
+    layers = architecture.layers // layout.pipeline
+    return TransformerBlockSubmodules(layer_specs=[layer_spec(architecture)] * layers, layer_norm=Norm)
+
+
 def layer_spec(architecture: Architecture) -> ModuleSpec:
-    """Megatron's local layer with our core attention."""
+    """Megatron's local layer with our core attention and norms."""
     shims.router_without_transformer_engine()
+    shims.token_dispatch_without_streams()
     spec = get_gpt_layer_local_spec(
         num_experts=architecture.experts or None,
         moe_grouped_gemm=False,
         qk_layernorm=architecture.qk_norm,
         normalization="RMSNorm",
     )
-    spec.submodules.self_attention.submodules.core_attention = SegmentAttention
+    layer, attention = spec.submodules, spec.submodules.self_attention.submodules
+    attention.core_attention = SegmentAttention
+    layer.input_layernorm = layer.pre_mlp_layernorm = Norm
+    if architecture.qk_norm:
+        attention.q_layernorm = attention.k_layernorm = Norm
     return spec
 
 
@@ -131,9 +164,11 @@ def transformer_config(architecture: Architecture, layout: Layout, dtype: torch.
         qk_layernorm=architecture.qk_norm,
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,
+        expert_model_parallel_size=layout.expert,
+        expert_tensor_parallel_size=layout.expert_tensor,
+        sequence_parallel=layout.sequence,
         variable_seq_lengths=layout.pipeline > 1,
-        # the default goes with one length for all micro-steps
-        moe_token_dispatcher_type="alltoall" if layout.pipeline > 1 else "allgather",
+        moe_token_dispatcher_type="alltoall",  # the others go with one length for all micro-steps
         normalization="RMSNorm",
         activation_func=F.silu,
         gated_linear_unit=True,

@@ -84,6 +84,11 @@ def mapping(name: str) -> Mapping:
     return Mapping(tuple(prefix + tensor for tensor in tensors), kind)
 
 
+def is_expert(name: str) -> bool:
+    """Is a parameter one of an expert's own? Such a one may be in one expert-parallel rank only."""
+    return ".local_experts." in name
+
+
 def checkpoint_key(name: str) -> tuple[str, tuple[int, ...]]:
     """A parameter's global array in a checkpoint, and its place there: layers are stacked on dim 0, a layer's experts
     on dim 1."""

@@ -22,6 +22,10 @@ class Layout:
     tensor: int = 1
     pipeline: int = 1
     data: int = 1
+    expert: int = 1
+    """Ranks of a stage among which whole experts are spread."""
+    sequence: bool = False
+    """Tensor-parallel ranks split the sequence, too, where they do not split the weights."""
     rendezvous: str = ""
     """`file:///path` or `tcp://host:port`; unused with one rank."""
     local_rank: int = 0
@@ -35,9 +39,21 @@ class Layout:
             tensor=train.tensor_parallel,
             pipeline=train.pipeline_parallel,
             data=train.data_parallel,
+            expert=train.expert_parallel,
+            sequence=train.sequence_parallel,
             rendezvous=rendezvous,
             local_rank=rank,
         )
+
+    @property
+    def expert_tensor(self) -> int:
+        """Ranks that split each expert: experts are spread whole, or split like everything else."""
+        return self.tensor if self.expert == 1 else 1
+
+    @property
+    def rows(self) -> int:
+        """A micro-step has a multiple of so many rows."""
+        return self.tensor if self.sequence else 1
 
     def check(self, architecture: Architecture) -> None:
         """UserError, naming the recipe's key, for a layout that does not divide."""
@@ -50,16 +66,23 @@ class Layout:
             raise UserError(
                 f"train.pipeline_parallel = {self.pipeline} does not divide the model's {architecture.layers} layers"
             )
-        if architecture.experts and self.tensor > 1:
-            # Without sequence parallelism each rank would route every token, and the experts' gradients count twice.
-            raise UserError("train.tensor_parallel > 1 is not supported for a mixture of experts: set it to 1")
-        if architecture.experts and self.pipeline > 1:
-            raise UserError("train.pipeline_parallel > 1 is not supported for a mixture of experts: set it to 1")
-        divisible = {
-            "attention heads": architecture.heads,
-            "key-value heads": architecture.kv_heads,
-            "intermediate size": architecture.ffn,
-        }
+        if self.expert > 1 and not architecture.experts:
+            raise UserError(f"train.expert_parallel = {self.expert}, but the model has no experts: set it to 1")
+        if architecture.experts % self.expert:
+            raise UserError(
+                f"train.expert_parallel = {self.expert} does not divide the model's {architecture.experts} experts"
+            )
+        if architecture.experts and self.tensor > 1 and not self.sequence:
+            # Each rank would route every token, and the experts' gradients count twice.
+            raise UserError(
+                "train.sequence_parallel = false: a mixture of experts is trained with tensor_parallel > 1 only when"
+                " it is true (each rank routes its own part of the sequence)"
+            )
+        divisible = {"attention heads": architecture.heads, "key-value heads": architecture.kv_heads}
+        if not architecture.experts:
+            divisible["intermediate size"] = architecture.ffn
+        elif self.expert == 1:
+            divisible["experts' intermediate size"] = architecture.expert_ffn
         for what, number in divisible.items():
             if number % self.tensor:
                 raise UserError(f"train.tensor_parallel = {self.tensor} does not divide the model's {number} {what}")

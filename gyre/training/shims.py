@@ -52,11 +52,25 @@ def router_without_transformer_engine() -> None:
         moe_utils.te_general_gemm = None
 
 
+def token_dispatch_without_streams() -> None:
+    """Megatron's dispatcher of tokens to experts makes a CUDA stream, on which it copies their numbers to the host, as
+    an array where they are sizes to send; without CUDA they are on the host, in a tensor."""
+    if torch.cuda.is_available():
+        return
+    from megatron.core.transformer.moe import token_dispatcher
+
+    def on_host(value: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+        return value.numpy() if as_numpy and torch.is_tensor(value) else value
+
+    token_dispatcher.MoEAlltoAllTokenDispatcher.cuda_dtoh_stream = _NoStream()
+    token_dispatcher.maybe_move_tensor_to_cpu = on_host
+
+
 class _NoStream:
     """Stands for a CUDA stream: every method does nothing (megatron-core >= 0.19 asks for one)."""
 
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *args, **kwargs: None
+    def __getattr__(self, name: str) -> Callable[..., _NoStream]:
+        return lambda *args, **kwargs: self
 
 
 class _CudaNamesOnCpu(TorchFunctionMode):

@@ -152,28 +152,31 @@ def load(model: PolicyModel, optimizer: Adam | None, path: Path) -> CheckpointIn
 
 
 def _model_shards(model: PolicyModel) -> Iterator[Shard]:
-    """Every data-parallel rank has all of them: they write in turn."""
-    rank, ranks = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
+    """Every rank that has a copy has all of it: they write in turn."""
     entries = _entries(model)
     for index, (name, parameter) in enumerate(model.named_parameters()):
-        yield from _shards(entries[name], parameter.detach(), "", writes=index % ranks == rank)
+        group = _copies(parameter)
+        writes = index % dist.get_world_size(group) == dist.get_rank(group)
+        yield from _shards(entries[name], parameter.detach(), "", writes)
 
 
 def _optimizer_shards(model: PolicyModel, optimizer: Adam) -> Iterator[Shard]:
     """Moments, and fp32 copies of bf16 parameters. With the distributed optimizer most parameters lie wholly in one
     data-parallel rank, which writes them; those across a border are put together in the first rank that has a part.
     """
-    group = parallel_state.get_data_parallel_group()
-    me, ranks = dist.get_rank(group), dist.get_world_size(group)
     mine = {held.parameter: held for held in optimizer.held()}
     parts = {name: _part(mine.get(parameter)) for name, parameter in model.named_parameters()}
-    everyones: list[dict[str, tuple[int, int] | None]] = [parts] * ranks
-    if ranks > 1:
-        dist.all_gather_object(everyones, parts, group=group)
+    everyones: dict[dist.ProcessGroup, list[dict[str, tuple[int, int] | None]]] = {}
+    for group in dict.fromkeys(map(_copies, model.parameters())):
+        everyones[group] = [parts] * dist.get_world_size(group)
+        if len(everyones[group]) > 1:
+            dist.all_gather_object(everyones[group], parts, group=group)
     entries = _entries(model)
     for name, parameter in model.named_parameters():
-        owners = [rank for rank in range(ranks) if everyones[rank][name] is not None]
-        whole = everyones[owners[0]][name] == (0, parameter.numel())
+        group = _copies(parameter)
+        me, theirs = dist.get_rank(group), [held[name] for held in everyones[group]]
+        owners = [rank for rank, part in enumerate(theirs) if part is not None]
+        whole = theirs[owners[0]] == (0, parameter.numel())
         held = mine.get(parameter)
         for prefix in (*PREFIXES, *([MAIN] if parameter.dtype is not torch.float32 else [])):
             tensor = dict(_optimizer_tensors(held))[prefix] if held is not None else None
@@ -182,6 +185,26 @@ def _optimizer_shards(model: PolicyModel, optimizer: Adam) -> Iterator[Shard]:
             if tensor is None or me != owners[0]:
                 tensor = torch.empty(parameter.shape, device="meta")  # of another rank's chunks only the place is known
             yield from _shards(entries[name], tensor.view(parameter.shape), prefix, writes=me == owners[0])
+
+
+def moment_difference(model: PolicyModel, optimizer: Adam, path: Path) -> float:
+    """|m - m'|^2 over this rank's own chunks: Adam's first moment here and in a checkpoint of any layout. A
+    collective."""
+    reader = CheckpointReader(path)
+    total = 0.0
+    for shard in _optimizer_shards(model, optimizer):
+        if shard.writes and shard.spec.key.startswith(PREFIXES[0]):
+            other = replace(shard, tensor=torch.empty_like(shard.tensor))
+            fill(reader, other)
+            total += float((shard.tensor.double() - other.tensor.double()).square().sum())
+    return total
+
+
+def _copies(parameter: torch.nn.Parameter) -> dist.ProcessGroup:
+    """The data-parallel ranks of a parameter. Those of experts that are spread over ranks are fewer."""
+    if getattr(parameter, "allreduce", True):
+        return parallel_state.get_data_parallel_group()
+    return parallel_state.get_expert_data_parallel_group()
 
 
 def _part(held: Held | None) -> tuple[int, int] | None:

@@ -7,6 +7,7 @@ Owns the operations that the rank program calls. Invariant: weights change only 
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -130,8 +131,7 @@ class Trainer:
 
     def load_hf(self) -> None:
         """Weights of the model folder. Adam's state stays."""
-        rank, parallel = parallel_state.get_tensor_model_parallel_rank(), self.layout.tensor
-        weights.load_hf(self.model, self.model_folder, self.architecture, parallel, rank)
+        weights.load_hf(self.model, self.model_folder, self.architecture, weights.Groups.of_this_rank())
         self._weights_changed()
 
     def load_checkpoint(self, path: Path) -> CheckpointInfo:
@@ -183,13 +183,9 @@ class Trainer:
         return flat.digest(self.weights_flat())
 
     def hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Whole tensors in Hugging Face's naming, on the host, in bounded memory. A collective of the
-        tensor- and pipeline-parallel ranks."""
-        tensor, pipeline = (
-            parallel_state.get_tensor_model_parallel_group(),
-            parallel_state.get_pipeline_model_parallel_group(),
-        )
-        return weights.hf_tensors(self.model, self.architecture, tensor, pipeline)
+        """Whole tensors in Hugging Face's naming, on the host, in bounded memory. A collective of the ranks that share
+        the model."""
+        return weights.hf_tensors(self.model, self.architecture, weights.Groups.of_this_rank())
 
     def export_hf(self, out: Path) -> None:
         """A folder that transformers loads; rank 0 writes it. A collective like `hf_tensors`."""
@@ -215,9 +211,18 @@ class Trainer:
         first, self._taken = self._taken, self._taken + len(batches)
         turn = parallel_state.get_data_parallel_rank()
         mine = [index for index in range(len(batches)) if (first + index) % self.layout.data == turn]
-        own = dict(zip(mine, self._train([batches[index] for index in mine]), strict=False))
+        own = dict(
+            zip(mine, self._train(self._together([batches[index] for index in mine], len(batches))), strict=False)
+        )
         stats = {index: one for part in reversed(self.agree(own)) for index, one in part.items()}
         return [stats[index] for index in range(len(batches))]
+
+    def _together(self, mine: list[MicroStepBatch], all_ranks: int) -> list[MicroStepBatch]:
+        """As many micro-steps as the rank with the most has, where ranks compute each other's tokens."""
+        if self.layout.expert == 1:
+            return mine
+        most = -(-all_ranks // self.layout.data)
+        return [*mine, *[MicroStepBatch.empty()] * (most - len(mine))]
 
     def train_microstep(self, batch: MicroStepBatch) -> MicroStepStats:
         """Add the gradient of the micro-step's loss sum to this replica's own buffers, unscaled. For one pipeline
@@ -228,6 +233,7 @@ class Trainer:
         """Statistics in the last stage; nothing in the others."""
         for batch in batches:
             batch.check(self.architecture.vocab)
+        batches = [batch.padded(self.layout.rows) for batch in batches]
         if self.layout.pipeline > 1:
             return pipeline.run(self._ddp, batches, self._loss)
         stats = []
@@ -260,6 +266,7 @@ class Trainer:
         """Log-probabilities of a micro-step's targets under the present weights, fp32 (M,) on the host. A collective
         of a replica's ranks."""
         batch.check(self.architecture.vocab)
+        batch = batch.padded(self.layout.rows)
 
         def values(
             hidden: torch.Tensor, _: MicroStepBatch, on_device: DeviceBatch
@@ -303,6 +310,16 @@ class Trainer:
         norm, stepped = optimizer.step(learning_rate)
         self.zero_gradients()
         return CommitStats(norm, norm > self.settings.gradient_clip, "" if stepped else "gradient not finite")
+
+    def gradient_difference(self, saved: Path, norm: float) -> float:
+        """|g - g'| / |g|: g the clipped gradient of the step just committed, whose norm before the clip was `norm`; g'
+        that of the same step from the same state in `saved`, in any layout. A collective.
+
+        By Adam's first moments: both are b m + (1 - b) g of one m, so they differ by (1 - b)(g - g').
+        """
+        squares = sum(self.agree(state.moment_difference(self.model, self._core(), saved)))
+        clipped = min(norm, self.settings.gradient_clip)
+        return math.sqrt(squares) / ((1.0 - self.settings.adam_betas[0]) * clipped)
 
     # Memory
 

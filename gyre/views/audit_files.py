@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 from gyre.errors import UserError
 from gyre.ledger import checkpoints
@@ -17,6 +18,7 @@ from gyre.ledger.journal import index_pattern
 from gyre.ledger.layout import RunFolder
 from gyre.ledger.microstep_files import digest, read_microstep
 from gyre.ledger.shards import TurnReader
+from gyre.ledger.state import RunState
 from gyre.ledger.tail import read_journal
 from gyre.ledger.turns import Turn
 from gyre.ledger.turns_merge import latest_rows
@@ -145,7 +147,8 @@ def packing(opened: Audited) -> Cases:
 
 
 def kept_checkpoints(opened: OpenRun) -> Cases:
-    """Each is whole and is of a step that stands, made from its packed micro-steps; the newest two are there."""
+    """Each is whole and is of a step that stands, made from its packed micro-steps; the newest two are there. One that
+    a lineage left after its end counts for nothing, and is nothing wrong."""
     state = opened.state
     history = state.history()
     for path in sorted(opened.run.checkpoints.glob("step-*.zarr")):
@@ -157,6 +160,8 @@ def kept_checkpoints(opened: OpenRun) -> Cases:
         packed = state.steps[meta.step].packed if meta.step in state.steps else None
         if checkpoints.final_path(path.parent, meta.step) != path:
             yield path.name, f"{path}: its COMPLETE file is of step {meta.step}"
+        elif not checkpoints.stands(meta, state.openings()):
+            yield path.name, ""
         elif meta.step in history and history[meta.step][0] != meta.lineage:
             stands = history[meta.step][0]
             yield path.name, f"{path}: of lineage {meta.lineage}, and the step that stands is of lineage {stands}"
@@ -169,3 +174,9 @@ def kept_checkpoints(opened: OpenRun) -> Cases:
         path = opened.run.checkpoint_path(step)
         if not path.exists():
             yield path.name, f"{path} is missing: step {step} was committed with a checkpoint"
+        elif not checkpoints.verify(path, deep=False) and not _counts(path, state):
+            yield path.name, f"{path}: of a lineage that had ended; that of the step that stands is missing"
+
+
+def _counts(path: Path, state: RunState) -> bool:
+    return checkpoints.stands(checkpoints.read_info(path).meta, state.openings())

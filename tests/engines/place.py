@@ -39,7 +39,7 @@ class Place:
 
         async def body() -> T:
             async with aiohttp.ClientSession() as session:
-                async with asyncio.timeout(240 if self.real else 60):
+                async with asyncio.timeout(600 if self.real else 60):
                     return await work(self.client(session))
 
         return asyncio.run(body())

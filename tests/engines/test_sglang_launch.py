@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,8 +13,9 @@ import pytest
 
 from gyre.engines.launch import sglang_launch
 from gyre.engines.sglang import install as installer
-from gyre.engines.sglang.arguments import EnginePart, server_arguments, server_environment
+from gyre.engines.sglang.arguments import EnginePart, Store, server_arguments, server_environment
 from gyre.engines.sglang.install import COMPLETE, environment, install, interpreter
+from gyre.engines.sglang.store import free_port, master_arguments
 from gyre.errors import UserError
 from gyre.recipe.load import load_recipe
 from gyre.recipe.schema import Cells, Model, Recipe, Rollout, Tasks, Train
@@ -56,6 +58,33 @@ def test_a_server_on_cpu_is_bounded() -> None:
     assert "--enable-memory-saver" not in found
     assert server_environment(recipe(0), "127.0.0.1")["SGLANG_USE_CPU_ENGINE"] == "1"
     assert server_environment(recipe(0, tensor_parallel=2), "h")["SGLANG_CPU_OMP_THREADS_BIND"] == "0|1"
+
+
+def test_a_server_that_joins_a_store() -> None:
+    store = Store("10.0.0.1:5000", "run-7")
+    found = pairs(server_arguments(recipe(8, store_mb=64), Path("/m"), "10.0.0.7", store=store))
+    assert (found["--hicache-storage-backend"], found["--page-size"]) == ("mooncake", "16")
+    about = json.loads(found["--hicache-storage-backend-extra-config"])
+    assert (about["master_server_address"], about["extra_backend_tag"]) == ("10.0.0.1:5000", "run-7")
+    assert (about["local_hostname"], about["protocol"], about["global_segment_size"]) == ("10.0.0.7", "rdma", 64 << 20)
+    on_cpu = pairs(server_arguments(recipe(0, store_mb=64), Path("/m"), "127.0.0.1", store=store))
+    assert json.loads(on_cpu["--hicache-storage-backend-extra-config"])["protocol"] == "tcp"
+    assert "--enable-hierarchical-cache" not in server_arguments(recipe(8), Path("/m"), "10.0.0.7")
+
+
+def test_the_stores_master_listens_on_its_nodes_address_alone() -> None:
+    words = master_arguments("10.0.0.1", 5000, 5001)
+    assert {"--rpc_address=10.0.0.1", "--rpc_port=5000", "--metrics_host=10.0.0.1", "--metrics_port=5001"} <= set(words)
+    assert Path(words[0]).exists()
+
+
+def test_a_port_is_kept_if_it_is_free() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert free_port("127.0.0.1", port) not in (0, port)
+    assert free_port("127.0.0.1", port) == port
 
 
 def test_one_engine_on_two_nodes() -> None:

@@ -63,6 +63,7 @@ class Lab:
             argv=("bash", "-c", command),
             log=place / "log",
             limits=limits,
+            image=task is not None and task.image is not None,
             **more,
         )
 

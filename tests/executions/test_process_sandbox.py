@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from gyre.errors import UserError
 from gyre.executions.execution import CallReport, ExecutionRequest, Timeouts, run_execution
 from gyre.executions.harnesses import find_harness
 from gyre.executions.layers import private_folder
+from gyre.executions.marks import Look, Looks, look_for
 from gyre.executions.process_sandbox import ProcessSandbox
 from gyre.executions.sandbox import ExitStatus, SandboxFailure, SandboxSpec, make_sandbox
 from gyre.executions.tasks import load_task
@@ -73,3 +77,47 @@ async def test_choice_of_kind(tmp_path: Path) -> None:
     assert (await make_sandbox("process", tmp_path)).kind == "process"
     with pytest.raises(UserError, match='sandbox.kind = "apptainer" is not available'):
         await make_sandbox("apptainer", tmp_path)
+
+
+async def test_a_wave_of_ends_shares_looks_and_no_answer_is_older_than_its_question() -> None:
+    """Sixteen ask at once: one look. Whoever asks during it gets the next: the one under way may have passed by."""
+    begun: list[int] = []
+    go, started = threading.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def take() -> Look:
+        begun.append(len(begun))
+        loop.call_soon_threadsafe(started.set)
+        go.wait(30)
+        return Look({"n": [len(begun)]})
+
+    looks = Looks(take)
+    wave = [asyncio.ensure_future(looks.look()) for _ in range(16)]
+    await started.wait()
+    late = [asyncio.ensure_future(looks.look()) for _ in range(3)]
+    go.set()
+    assert [look.marked["n"] for look in await asyncio.gather(*wave)] == [[1]] * 16
+    assert [look.marked["n"] for look in await asyncio.gather(*late)] == [[2]] * 3
+    assert begun == [0, 1]
+
+
+async def test_one_that_stops_asking_takes_the_look_from_nobody() -> None:
+    looks = Looks(lambda: Look({"n": [1]}))
+    gone, stays = asyncio.ensure_future(looks.look()), asyncio.ensure_future(looks.look())
+    await asyncio.sleep(0)
+    gone.cancel()
+    assert (await stays).marked == {"n": [1]}
+
+
+def test_a_look_finds_the_marked_and_doubts_what_shows_nothing() -> None:
+    with subprocess.Popen(["sleep", "60"], env={"GYRE_TEST_LOOK": "a=b", "OTHER": "x"}) as child:
+        try:
+            assert look_for("GYRE_TEST_LOOK").marked == {"a=b": [child.pid]}
+            assert look_for("GYRE_TEST").marked == {}
+        finally:
+            child.kill()
+    with subprocess.Popen(["sleep", "60"], env={}) as child:
+        try:
+            assert look_for("GYRE_TEST_LOOK").doubtful
+        finally:
+            child.kill()

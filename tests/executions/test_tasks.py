@@ -91,11 +91,26 @@ def test_the_digest_names_the_environment(lab: Any) -> None:
         ("[[steps]]\nname = 'x'", r"\[\[steps\]\] .* not covered"),
         ("[environment]\ngpus = 1", "gpus is not covered"),
         ("[environment]\nmcp_servers = [{}]", "mcp_servers is not covered"),
-        ("[environment]\nhealthcheck = {}", "healthcheck is not covered"),
+        ("[environment]\nhealthcheck = {}", "missing required field `command`"),
+        ("[environment]\nhealthcheck = { command = ' ' }", "environment.healthcheck: command is empty"),
+        ("[environment]\nhealthcheck = { command = 'x', retries = 0 }", "environment.healthcheck: retries must be"),
+        (
+            "[environment]\nhealthcheck = { command = 'x', timeout_sec = nan }",
+            "healthcheck: its times must",
+        ),
+        ("[environment]\nskills_dir = '/skills'", "environment.skills_dir is not covered"),
+        ("[environment]\nos = 'Windows'", 'environment.os other than "linux" is not covered'),
+        ("[environment]\ntpu = { type = 'v4', topology = '2x2' }", "environment.tpu is not covered"),
+        ("[environment]\nnetwork_mode = 'allowlist'", 'network_mode = "allowlist" .* is not covered'),
+        ("[agent]\nnetwork_mode = 'allowlist'", 'network_mode = "allowlist" .* is not covered'),
+        ("artifacts = ['../x']", "artifacts: '../x' must be a path of the main service"),
+        ("artifacts = [{ source = '/x', service = 'db' }]", "artifacts: '/x' must be a path of the main service"),
+        ("[verifier.environment]\ndocker_image = 'x'", r"\[verifier.environment\] .* is not covered"),
+        ("[[verifier.collect]]\ncommand = 'x'", r"\[\[verifier.collect\]\] .* is not covered"),
         ("[environment]\nmemory = 'lots'", "environment.memory 'lots' is not a size"),
         ("[environment]\nworkdir = '../x'", "environment.workdir '../x' must be an absolute path"),
         ("[environment]\nenv = { A = '${GYRE_TEST_UNSET}' }", "needs the environment variable GYRE_TEST_UNSET"),
-        ("[verifier]\nenvironment_mode = 'separate'", "environment_mode other than"),
+        ("[verifier]\nenvironment_mode = 'both'", r"Invalid enum value 'both' - at `\$.verifier.environment_mode`"),
         ("[agent]\nuser = 'me'", "agent.user other than root"),
     ],
 )
@@ -177,7 +192,7 @@ def test_other_mistakes(lab: Any, tmp_path: Path) -> None:
 def test_an_image_without_a_dockerfile_and_compose_are_refused(lab: Any) -> None:
     folder = lab.task(toml="[environment]\ndocker_image = 'org/image:1'\n").folder
     (folder / "environment/Dockerfile").unlink()
-    with pytest.raises(UserError, match="docker_image 'org/image:1' needs an image"):
+    with pytest.raises(UserError, match="docker_image 'org/image:1' is not in sandbox.images"):
         load_task(folder)
     (folder / "environment/compose.yaml").touch()
     with pytest.raises(UserError, match="compose files are not covered"):

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gyre.errors import UserError
 from gyre.ledger import checkpoints
 from gyre.ledger.checkpoints import CheckpointMeta, CheckpointReader
 from gyre.ledger.chunks import ArraySpec, FileRecord, write_chunk
@@ -166,6 +167,51 @@ def test_lineages_that_ended_can_be_refused(tmp_path: Path) -> None:
     info, passed = checkpoints.newest_complete(tmp_path, accept=lambda meta: meta.lineage == 2)
     assert info is not None and info.meta.step == 3
     assert len(passed) == 2 and "lineage 1" in passed[0]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_history_of_lineages_is_read_as_its_steps_that_stand(tmp_path: Path, seed: int) -> None:
+    """Lineages open from a checkpoint that stands, save, end; one that does not know of its end saves on. Whoever
+    chooses a checkpoint, or removes old ones, goes by what stands."""
+    rng = np.random.default_rng(seed)
+    openings, kept, zombies = [(1, 0)], {}, []
+    step = 0
+    for number in range(12):
+        lineage = openings[-1][0]
+        if rng.random() < 0.3:  # the core is lost; it may have an order to save the next step still
+            zombies.append((lineage, step + 1))
+            step = int(rng.choice([0, *sorted(kept)[-2:]]))
+            openings.append((lineage + 1, step))
+            kept = {saved: made_by for saved, made_by in kept.items() if saved <= step}
+        elif zombies and rng.random() < 0.4:
+            late = zombies.pop()
+            path = checkpoints.final_path(tmp_path, late[1])
+            if path.exists() and checkpoints.read_info(path).meta.lineage > late[0]:
+                with pytest.raises(ValueError, match=f"lineage {late[0]} has ended"):
+                    write(tmp_path, late[1], late[0], f"z{number}")
+            else:
+                write(tmp_path, late[1], late[0], f"z{number}")
+        else:
+            step += 1
+            kept[step] = lineage
+            write(tmp_path, step, lineage, f"n{number}")
+            checkpoints.prune(tmp_path, 2, lineage, openings)
+            kept = dict(sorted(kept.items())[-2:])
+        _assert_chosen(tmp_path, openings, kept)
+
+
+def _assert_chosen(folder: Path, openings: list[tuple[int, int]], kept: dict[int, int]) -> None:
+    """`kept`: step -> its lineage, of the newest steps that stand and are kept."""
+    newest, _ = checkpoints.chosen(folder, 0, openings)
+    assert (newest.meta.step, newest.meta.lineage) == max(kept.items()) if newest is not None else not kept
+    for path in folder.glob("step-*.zarr"):
+        meta = checkpoints.read_info(path).meta
+        if meta.step in kept:
+            found, _ = checkpoints.chosen(folder, meta.step, openings)
+            assert found is not None and found.meta.lineage == kept[meta.step]
+        else:
+            with pytest.raises(UserError, match=f"of lineage {meta.lineage}, which ended before"):
+                checkpoints.chosen(folder, meta.step, openings)
 
 
 def test_a_step_that_is_done_again_takes_the_name(tmp_path: Path) -> None:

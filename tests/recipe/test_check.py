@@ -11,7 +11,7 @@ from gyre.recipe.check import burst_executions, check_recipe, serving_cells, wor
 from gyre.recipe.load import load_recipe
 from gyre.recipe.schema import Recipe
 
-TERMINALBENCH = Path(__file__).parents[2] / "recipes" / "terminalbench.toml"
+TERMINALBENCH = Path(__file__).parent / "designed.toml"
 
 
 def load(*overrides: str) -> Recipe:
@@ -74,7 +74,15 @@ def test_training_layout() -> None:
     load("train.tensor_parallel=4", "train.data_parallel=2")
     refused("train.tensor_parallel", "16 ranks, but a cell has 4 nodes x 8 GPUs", "train.tensor_parallel=4")
     refused("train.expert_parallel", "3 does not divide the 8 ranks", "train.expert_parallel=3")
-    refused("train.context_parallel", "= 1 only", "train.context_parallel=2", "train.tensor_parallel=4")
+    refused("train.context_parallel", "computes whole sequences", "train.context_parallel=2", "train.tensor_parallel=4")
+    load("train.sequence_parallel=true")
+    refused(
+        "train.sequence_parallel",
+        "needs tensor_parallel above 1",
+        "train.sequence_parallel=true",
+        "train.tensor_parallel=1",
+        "train.data_parallel=8",
+    )
 
 
 def test_layouts_without_gpus() -> None:
@@ -95,6 +103,8 @@ def test_rollout_layout() -> None:
     load("rollout.tensor_parallel=16")
     refused("rollout.tensor_parallel", "does not divide a cell's 32 GPUs", "rollout.tensor_parallel=24")
     refused("rollout.tensor_parallel", "reference engine", "rollout.engine=reference")
+    small = ("rollout.engine=reference", "rollout.tensor_parallel=1", "train.routing_replay=false")
+    refused("rollout.store_mb", "reference engine", *small, "rollout.store_mb=64")
     load("rollout.tensor_parallel=4", "rollout.data_parallel=2", "rollout.expert_parallel=4")
     refused("rollout.data_parallel", "3 does not divide", "rollout.tensor_parallel=4", "rollout.data_parallel=3")
     refused("rollout.expert_parallel", "8 does not divide", "rollout.tensor_parallel=4", "rollout.expert_parallel=8")

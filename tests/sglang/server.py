@@ -11,16 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from gyre.engines.launch import EngineLaunch, sglang_launch
-from gyre.engines.sglang.arguments import WHOLE, EnginePart
+from gyre.engines.sglang.arguments import NO_STORE, WHOLE, EnginePart, Store
 from gyre.recipe.schema import Cells, Model, Recipe, Rollout, Tasks, Train
 from tests.engines.place import SHAPE, VOCABULARY, Place, make_model
 
-unproven = pytest.mark.skipif(
-    "GYRE_TEST_SGLANG_ALL" not in os.environ, reason="not yet run green three times: set GYRE_TEST_SGLANG_ALL"
-)
 START_SECONDS = 400.0
 """Two shared cores; alone it takes half a minute."""
 
@@ -86,11 +81,12 @@ def launch(
     *arguments: str,
     environment: dict[str, str] | None = None,
     part: EnginePart = WHOLE,
+    store: Store = NO_STORE,
     **rollout: Any,
 ) -> Server:
     """Start a server and return at once; several may start side by side."""
     folder.mkdir(parents=True, exist_ok=True)
-    words = sglang_launch(recipe(model, *arguments, **rollout), Path(model), folder, "engine", part=part)
+    words = sglang_launch(recipe(model, *arguments, **rollout), Path(model), folder, "engine", part=part, store=store)
     log = folder / "engine.log"
     with open(log, "wb") as output:
         process = subprocess.Popen(

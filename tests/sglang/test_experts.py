@@ -11,9 +11,9 @@ import pytest
 from gyre.engines.client import EngineClient
 from tests.engines.place import Oracle
 from tests.engines.test_conformance import ask, near
-from tests.sglang.server import Server, launch, make_moe_model, unproven
+from tests.sglang.server import Server, launch, make_moe_model
 
-pytestmark = [unproven, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 LAYERS, EXPERTS, CHOSEN = 2, 4, 2
 

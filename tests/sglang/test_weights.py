@@ -13,9 +13,9 @@ from gyre.engines.client import EngineClient
 from gyre.engines.push import push_weights
 from tests.engines.place import Oracle, Place
 from tests.engines.test_conformance import ask, near
-from tests.sglang.server import Server, unproven
+from tests.sglang.server import Server
 
-pytestmark = [unproven, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 PROGRAM = Path(__file__).with_name("push_program.py")
 

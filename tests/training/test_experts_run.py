@@ -1,4 +1,5 @@
-"""A whole run of a mixture of experts: rollout by the reference engine, training in one cell, audit, replay, export."""
+"""A whole run of a mixture of experts whose cells spread them over two ranks: rollout by the reference engine, a merge,
+audit, replay, export."""
 
 from __future__ import annotations
 
@@ -10,9 +11,10 @@ import pytest
 import torch
 
 from recipes.tiny_model.build import build
-from tests.chaos.harness import Drill
+from tests.chaos import moments
+from tests.chaos.harness import SMALL_MICROSTEPS, Drill
 
-ONE_CELL = ("cells.count=1", "rollout.executions_per_cell=8", "train.tokens_per_microstep=1024")
+SPREAD = (*SMALL_MICROSTEPS, "train.data_parallel=2", "train.expert_parallel=2")
 
 
 def _experts(folder: Path, tokenizer: Path) -> Path:
@@ -41,21 +43,24 @@ def _experts(folder: Path, tokenizer: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_mixture_of_experts_trains_in_one_cell(tmp_path: Path, cache: Path) -> None:
+def test_a_mixture_of_experts_trains_spread_over_the_ranks_of_cells(tmp_path: Path, cache: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     build(tmp_path / "dense", seed=1, steps=0)
     model = _experts(tmp_path / "experts", tmp_path / "dense")
     (tmp_path / "runs").mkdir()
-    settings = (f"model.path={model}", "model.build=", "model.build_arguments=[]", *ONE_CELL)
+    settings = (f"model.path={model}", "model.build=", "model.build_arguments=[]", *SPREAD)
     drill = Drill(tmp_path / "runs", cache, steps=2, settings=settings)
     try:
         drill.submit()
+        drill.until(moments.live)
+        drill.until_both_train()
         drill.assert_completed()
     finally:
         drill.stop()
+    assert moments.merged(drill.state)  # a satellite's gradients of its ranks' experts were added
     drill.assert_replays(2)
-    stats = [done.stats for done in drill.state.cells["cell-0"][1].done.values()]
+    stats = [done.stats for cell in drill.state.cells.values() for done in cell[1].done.values()]
     assert any(found["compared"] for found in stats)
     assert max(found["difference_max"] for found in stats) < 1e-3  # the engine and the trainer hold one model
     exported = drill.command("export", "drill", "--to", str(tmp_path / "out"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -164,11 +165,32 @@ def test_an_export_that_is_cut_short_is_no_model(folder: Path, tmp_path: Path) -
     assert not (tmp_path / "out" / "config.json").exists()
 
 
-def test_a_mixture_of_experts_is_not_split_over_tensor_parallel_ranks(make_folder: Any, helpers: Any) -> None:
+@pytest.mark.parametrize(
+    ("kind", "shape", "refusal"),
+    [
+        ("experts", {"data": 2}, ""),
+        ("experts", {"data": 2, "expert": 2}, ""),
+        ("experts", {"tensor": 2, "sequence": True}, ""),
+        ("experts", {"tensor": 2, "sequence": True, "expert": 2}, ""),
+        ("experts", {"tensor": 2}, "train.sequence_parallel = false: a mixture of experts"),
+        ("experts", {"data": 3, "expert": 3}, "train.expert_parallel = 3 does not divide the model's 4 experts"),
+        ("odd", {"tensor": 2, "sequence": True}, "train.tensor_parallel = 2 does not divide the model's 47 experts'"),
+        ("odd", {"tensor": 2, "sequence": True, "expert": 2}, ""),
+        ("qwen3", {"data": 2, "expert": 2}, "train.expert_parallel = 2, but the model has no experts"),
+    ],
+)
+def test_layouts_of_a_mixture_of_experts(
+    make_folder: Any, helpers: Any, kind: str, shape: dict[str, Any], refusal: str
+) -> None:
     from gyre.training.architecture import read_architecture
     from gyre.training.layout import Layout
 
-    architecture = read_architecture(make_folder(**helpers.experts))
-    Layout(world=2, data=2, rendezvous="file:///x").check(architecture)
-    with pytest.raises(UserError, match=r"train\.tensor_parallel > 1 is not supported for a mixture of experts"):
-        Layout(world=2, tensor=2, rendezvous="file:///x").check(architecture)
+    kinds = helpers.kinds | {"odd": helpers.experts | {"moe_intermediate_size": 47}}
+    architecture = read_architecture(make_folder(**kinds[kind]))
+    world = shape.get("tensor", 1) * shape.get("data", 1)
+    layout = Layout(world=world, **shape, rendezvous="file:///x")
+    if not refusal:
+        layout.check(architecture)
+        return
+    with pytest.raises(UserError, match=re.escape(refusal)):
+        layout.check(architecture)

@@ -6,6 +6,7 @@ import dataclasses
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -153,8 +154,8 @@ def test_a_tree_under_tensor_parallelism_is_the_paths_on_one_rank(
             rank.kill()
             rank.wait()
     assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(errors)[-3000:]
-    for rank in range(2):
-        out = np.load(tmp_path / f"out-{rank}.npz")
+    for rank, sequence in product(range(2), range(2)):
+        out = np.load(tmp_path / f"out-{rank}-{sequence}.npz")
         tree = dict(zip(place_of_targets(made["tree"]), out["logprobs"].tolist(), strict=True))
         assert max(abs(paths[place] - tree[place]) for place in paths) <= 1e-5
         assert float(out["norm"]) == pytest.approx(norm, rel=1e-5)

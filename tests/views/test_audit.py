@@ -208,5 +208,6 @@ def test_a_checkpoint_of_another_lineage_or_of_other_microsteps(run: RunFolder) 
     assert "made from 3 micro-steps that are not the packed ones" in first(run)[1]
     write_checkpoint(run, 7, 1, names, "p")
     assert "of lineage 7, and the step that stands is of lineage 1" in first(run)[1]
+    shutil.rmtree(run.checkpoint_path(1))
     write_checkpoint(run, 1, 1, names, "q")
     assert first(run) == ("", "")

@@ -5,6 +5,7 @@ Invariant: no key is ever among them; the user's own `rollout.arguments` come la
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,25 @@ WHOLE = EnginePart()
 """All of an engine, on one node."""
 
 
-def server_arguments(recipe: Recipe, model: Path, host: str, part: EnginePart = WHOLE) -> list[str]:
+@dataclass(frozen=True)
+class Store:
+    """The store of KV pages that an engine joins: its master's host:port, and the name that keeps runs apart."""
+
+    master: str = ""
+    namespace: str = ""
+
+
+NO_STORE = Store()
+"""The engine's own prefix cache only."""
+STORE_PAGE = 16
+"""Tokens of a page: what is read again at a switch is less than one."""
+STORE_WORTH = 64
+"""Tokens that must be found in the store before an engine takes them from there."""
+
+
+def server_arguments(
+    recipe: Recipe, model: Path, host: str, part: EnginePart = WHOLE, store: Store = NO_STORE
+) -> list[str]:
     """Arguments of `sglang.launch_server`, but for the port and the keys."""
     rollout = recipe.rollout
     words = ["--model-path", str(model), "--host", host, "--dtype", recipe.model.dtype]
@@ -42,6 +61,8 @@ def server_arguments(recipe: Recipe, model: Path, host: str, part: EnginePart = 
     if rollout.memory_fraction:
         words += ["--mem-fraction-static", str(rollout.memory_fraction)]
     words += _on_cpu(recipe) if recipe.cells.gpus_per_node == 0 else ["--enable-memory-saver"]
+    if store.master:
+        words += _with_store(recipe, host, store)
     return [*words, *rollout.arguments]
 
 
@@ -59,13 +80,31 @@ def _on_cpu(recipe: Recipe) -> list[str]:
     return words
 
 
+def _with_store(recipe: Recipe, host: str, store: Store) -> list[str]:
+    """SGLang's hierarchical cache: pages go to the host and to the store as soon as they are read, and a call waits
+    for those of its prefix."""
+    about = {
+        "master_server_address": store.master,
+        "metadata_server": "P2PHANDSHAKE",
+        "local_hostname": host,
+        "protocol": "tcp" if recipe.cells.gpus_per_node == 0 else "rdma",
+        "global_segment_size": recipe.rollout.store_mb << 20,
+        "extra_backend_tag": store.namespace,
+        "prefetch_threshold": STORE_WORTH,
+    }
+    words = ["--enable-hierarchical-cache", "--hicache-storage-backend", "mooncake"]
+    words += ["--hicache-storage-backend-extra-config", json.dumps(about), "--page-size", str(STORE_PAGE)]
+    words += ["--hicache-io-backend", "direct", "--hicache-mem-layout", "page_first_direct"]
+    return [*words, "--hicache-write-policy", "write_through", "--hicache-storage-prefetch-policy", "wait_complete"]
+
+
 def server_environment(recipe: Recipe, host: str) -> dict[str, str]:
     """Environment of the server's process, over the lead's own."""
     # /health answers by itself: a token generated for it would find memory released, or wait through a pause
     quiet = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0", "PYTHONPATH": ""}
     words = {"HF_HUB_OFFLINE": "1", "SGLANG_HOST_IP": host, **quiet}
     if recipe.cells.gpus_per_node == 0:
-        words |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
+        words |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "MC_FORCE_TCP": "1", "MC_LOG_LEVEL": "ERROR"}
         if recipe.rollout.tensor_parallel > 1:
             # One core for each rank; without it SGLang wants a NUMA node for each.
             cores = "|".join(str(rank) for rank in range(recipe.rollout.tensor_parallel))

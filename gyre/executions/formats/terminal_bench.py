@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from gyre.errors import UserError
-from gyre.executions.dockerfile import Environment, read_dockerfile
+from gyre.executions.dockerfile import Environment, read_or_refuse
 from gyre.executions.tasks import DEFAULT_WORKDIR, Task, environment_digest
 
 PARSERS = ("pytest",)
@@ -51,7 +51,7 @@ def load(folder: Path, env: Mapping[str, str]) -> Task:
         raise UserError(f"{path}: the instruction is empty")
     _refuse_services(folder)
     dockerfile = folder / "Dockerfile"
-    environment = read_dockerfile(dockerfile) if dockerfile.is_file() else Environment()
+    environment = read_or_refuse(dockerfile) if dockerfile.is_file() else Environment()
     workdir = environment.workdir or DEFAULT_WORKDIR
     return Task(
         name=folder.name,
@@ -59,6 +59,8 @@ def load(folder: Path, env: Mapping[str, str]) -> Task:
         instruction=found.instruction.strip(),
         environment=environment,
         workdir=workdir,
+        workdir_given=bool(environment.workdir),
+        docker_image=folder.name,
         agent_timeout=found.max_agent_timeout_sec,
         verifier_timeout=found.max_test_timeout_sec,
         verifier_env={"TEST_DIR": "/tests"},

@@ -73,25 +73,26 @@ def _no_pinned_indices(self: Any, request: Any, *_: Any, **__: Any) -> None:
 
 
 def _pages_to_host(
-    sources: Sequence[Any], targets: Sequence[Any], source_rows: Any, target_rows: Any, page_size: int
+    src_ptrs: Sequence[Any], dst_ptrs: Sequence[Any], src_indices: Any, dst_indices: Any, page_size: int
 ) -> None:
-    """Device to host, all layers. sources: one [rows, ...] tensor a layer, keys of all layers before values;
-    targets: one [pages, layers, page_size, ...] tensor for keys, one for values; row numbers in whole pages."""
-    layers = len(sources) // len(targets)
-    starts = zip(source_rows[::page_size].tolist(), target_rows[::page_size].tolist(), strict=True)
+    """Device to host, all layers. src_ptrs: one [rows, ...] tensor a layer, keys of all layers before values;
+    dst_ptrs: one [pages, layers, page_size, ...] tensor for keys, one for values; row numbers in whole pages. SGLang
+    names the arguments."""
+    layers = len(src_ptrs) // len(dst_ptrs)
+    starts = zip(src_indices[::page_size].tolist(), dst_indices[::page_size].tolist(), strict=True)
     for source, target in starts:
-        for kind, pages in enumerate(targets):
+        for kind, pages in enumerate(dst_ptrs):
             for layer in range(layers):
                 page = pages[target // page_size, layer]
-                page.copy_(sources[kind * layers + layer][source : source + page_size].reshape(page.shape))
+                page.copy_(src_ptrs[kind * layers + layer][source : source + page_size].reshape(page.shape))
 
 
 def _layer_from_host(
-    sources: Sequence[Any], targets: Sequence[Any], source_rows: Any, target_rows: Any, layer_id: int, page_size: int
+    src_ptrs: Sequence[Any], dst_ptrs: Sequence[Any], src_indices: Any, dst_indices: Any, layer_id: int, page_size: int
 ) -> None:
     """Host to device, one layer: the reverse of `_pages_to_host`."""
-    starts = zip(source_rows[::page_size].tolist(), target_rows[::page_size].tolist(), strict=True)
+    starts = zip(src_indices[::page_size].tolist(), dst_indices[::page_size].tolist(), strict=True)
     for source, target in starts:
-        for pages, rows in zip(sources, targets, strict=True):
+        for pages, rows in zip(src_ptrs, dst_ptrs, strict=True):
             page = rows[target : target + page_size]
             page.copy_(pages[source // page_size, layer_id].reshape(page.shape))
