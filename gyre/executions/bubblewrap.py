@@ -34,7 +34,7 @@ from gyre.executions.layers import (
     seed_layer,
 )
 from gyre.executions.limits import watch
-from gyre.executions.sandbox import PATH, ExitStatus, SandboxFailure, SandboxSpec
+from gyre.executions.sandbox import PATH, ExitStatus, SandboxFailure, SandboxSpec, with_before
 from gyre.executions.tasks import Task
 
 PORT = 8400
@@ -99,9 +99,8 @@ def arguments(spec: SandboxSpec) -> list[str]:
 
 def command(spec: SandboxSpec) -> tuple[str, ...]:
     """What the launcher becomes: where it is the system's Python, an image is given the host's. Raises UserError."""
-    if spec.image and spec.argv[0] == PYTHON:
-        return (*host_python(), *spec.argv[1:])
-    return spec.argv
+    hosts = spec.image and spec.argv[0] == PYTHON
+    return with_before(spec, (*host_python(), *spec.argv[1:]) if hosts else spec.argv)
 
 
 def process_limit(processes: int) -> int:

@@ -15,6 +15,7 @@ from msgspec import Struct
 from gyre.errors import UserError
 from gyre.executions.ends import finish
 from gyre.executions.grading import Grade, grade, script_command
+from gyre.executions.healthcheck import UNHEALTHY
 from gyre.executions.images.store import Images, unpacked
 from gyre.executions.layers import private_folder, remove_tree
 from gyre.executions.limits import Limits
@@ -142,6 +143,7 @@ async def _grade_after(
             binds=binds,
             env={**task.env, **task.solution_env},
             limits=limits,
+            before=task.healthcheck.script() if task.healthcheck is not None else "",
             image=task.image is not None,
         )
         running = await sandbox.start(spec)
@@ -153,7 +155,9 @@ async def _grade_after(
         status = await running.wait(task.agent_timeout or task.verifier_timeout)
     finally:
         await finish(running.kill())
-    if status.code != 0:
+    if status.code == UNHEALTHY and task.healthcheck is not None:
+        problems.append(f"{what}: the environment's healthcheck failed")
+    elif status.code != 0:
         problems.append(f"{what}: {argv[-1]} ended with {status}")
     snapshot = running.snapshot(workspace / "snapshot")
     result = await grade(task, sandbox, root, snapshot, workspace / "grading", limits)

@@ -14,11 +14,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from gyre.executions.ends import finish
 from gyre.executions.grading import Grade, grade_with_retries
 from gyre.executions.harnesses import Harness, Launch, LaunchRequest
+from gyre.executions.healthcheck import UNHEALTHY
 from gyre.executions.layers import private_folder, remove_tree
 from gyre.executions.limits import Limits
 from gyre.executions.outcome import Ending, Outcome, before_grading, judge
@@ -142,6 +143,7 @@ class _Run:
             listen_port=port,
             listener=listener,
             limits=self.limits,
+            before=task.healthcheck.script() if task.healthcheck is not None else "",
             image=task.image is not None,
         )
 
@@ -175,6 +177,8 @@ class _Run:
             return Ending(sandbox_error=str(failure)), None
         self.mark()
         ending = await self._wait(running, handler)
+        if request.task.healthcheck is not None and ending.exit.code == UNHEALTHY:
+            ending = structs.replace(ending, unhealthy=True)
         return ending, running.snapshot(self.workspace / "snapshot")
 
     async def _wait(self, running: RunningSandbox, handler: ListenerHandler) -> Ending:
@@ -286,6 +290,7 @@ def _with_report(ending: Ending, report: CallReport) -> Ending:
         model_calls=report.model_calls,
         server_error=report.server_error,
         interrupted=ending.interrupted,
+        unhealthy=ending.unhealthy and not report.model_calls,
     )
 
 

@@ -6,12 +6,15 @@ a folder that is fresh for each attempt; what is no valid reward is None, never 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from pathlib import Path
 
 from msgspec import Struct
 
+from gyre.executions.artifacts import collect
+from gyre.executions.backoff import pause_before
 from gyre.executions.ends import finish
 from gyre.executions.layers import private_folder, remove_tree
 from gyre.executions.limits import Limits
@@ -50,7 +53,17 @@ async def grade(
     """
     started = time.perf_counter()
     verifier, scratch = (private_folder(folder / name) for name in ("verifier", "scratch"))
+    seconds = task.verifier_timeout if timeout is None else timeout
+
+    def result(reason: str, reward: float | None = None, detail: str = "") -> Grade:
+        return Grade(reward=reward, reason=reason, seconds=time.perf_counter() - started, detail=detail)
+
     argv, binds = test_command(task)
+    try:
+        if task.separate:
+            snapshot = await collect(task, sandbox, root, snapshot, folder / "artifacts", limits, seconds)
+    except SandboxFailure as failure:
+        return result(FAILED, detail=str(failure))
     spec = SandboxSpec(
         lowers=sandbox.lowers(root, task, snapshot),
         upper=None,
@@ -64,15 +77,12 @@ async def grade(
         image=task.image is not None,
     )
 
-    def result(reason: str, reward: float | None = None, detail: str = "") -> Grade:
-        return Grade(reward=reward, reason=reason, seconds=time.perf_counter() - started, detail=detail)
-
     try:
         running = await sandbox.start(spec)
     except SandboxFailure as failure:
         return result(FAILED, detail=str(failure))
     try:
-        status = await running.wait(task.verifier_timeout if timeout is None else timeout)
+        status = await running.wait(seconds)
     finally:
         await finish(running.kill())
     if status.timed_out:
@@ -113,10 +123,11 @@ async def grade_with_retries(
     timeout: float | None = None,
     attempts: int = 1,
 ) -> Grade:
-    """`grade` up to `attempts` times, in `folder`/1, `folder`/2, ..., until there is a reward; the last
-    grade.
+    """`grade` up to `attempts` times, in `folder`/1, `folder`/2, ..., until there is a reward, with pauses
+    that double; the last grade.
     """
     for attempt in range(1, attempts + 1):
+        await asyncio.sleep(pause_before(attempt - 1))
         remove_tree(folder / str(attempt))
         latest = await grade(task, sandbox, root, snapshot, folder / str(attempt), limits, timeout)
         if latest.reward is not None:

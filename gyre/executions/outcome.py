@@ -32,6 +32,8 @@ class Ending(Struct, frozen=True, kw_only=True):
     server_error: bool = False
     interrupted: bool = False
     """It was ended with its job, before it had ended by itself."""
+    unhealthy: bool = False
+    """The environment's healthcheck failed, so the harness did not start."""
 
 
 class Verdict(Struct, frozen=True):
@@ -44,6 +46,8 @@ class Verdict(Struct, frozen=True):
 
 def before_grading(ending: Ending) -> Verdict | None:
     """The verdict where there is nothing to grade; None: grade it."""
+    if ending.unhealthy:
+        return Verdict("excluded", "environment_unhealthy")
     if ending.image_error:
         return Verdict("excluded", "image_unavailable")
     if ending.overall_timeout:

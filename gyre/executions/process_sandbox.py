@@ -20,7 +20,7 @@ from gyre.executions.ends import CappedLog, ProcessEnd
 from gyre.executions.layers import private_folder, seed_layer
 from gyre.executions.limits import watch
 from gyre.executions.marks import Looks, environment_of, look_for
-from gyre.executions.sandbox import PATH, ExitStatus, SandboxFailure, SandboxSpec
+from gyre.executions.sandbox import PATH, ExitStatus, SandboxFailure, SandboxSpec, with_before
 from gyre.executions.tasks import Task
 
 MARK = "GYRE_SANDBOX"
@@ -44,6 +44,8 @@ class ProcessSandbox:
     def lowers(self, root: Path, task: Task, snapshot: Path | None = None) -> tuple[Path, ...]:
         if task.image is not None:
             raise OSError(f"the process sandbox has the host's system only, and {task.name} lies on an image")
+        if task.separate:
+            raise OSError(f"the process sandbox has no separate verifier, and {task.name} wants one")
         return (snapshot,) if snapshot else (seed_layer(root, task),)
 
     async def start(self, spec: SandboxSpec) -> RunningProcess:
@@ -60,7 +62,7 @@ class ProcessSandbox:
         log = CappedLog(spec.log, spec.limits.log)
         try:
             child = subprocess.Popen(
-                [_outside(word, root, spec) for word in spec.argv],
+                [_outside(word, root, spec) for word in with_before(spec, spec.argv)],
                 stdin=subprocess.DEVNULL,
                 stdout=log.write_end,
                 stderr=log.write_end,

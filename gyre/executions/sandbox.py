@@ -55,6 +55,8 @@ class SandboxSpec(Struct, frozen=True, kw_only=True):
     listener: socket.socket | None = None
     """A socket that `open_listener` made on the host, for kinds that share the host's network."""
     limits: Limits = Limits()
+    before: str = ""
+    """Bash that comes first, in the same sandbox: the command follows unless it exits."""
     image: bool = False
     """The lowest layer is a whole system of its own; otherwise the host's is bound in."""
 
@@ -67,6 +69,11 @@ class ExitStatus(Struct, frozen=True):
     timed_out: bool = False
     limit: str = ""
     """The limit that the watchdog killed it for."""
+
+
+def with_before(spec: SandboxSpec, argv: tuple[str, ...]) -> tuple[str, ...]:
+    """`argv` behind what comes first."""
+    return ("bash", "-c", f'{spec.before}\nexec "$@"', "before", *argv) if spec.before else argv
 
 
 class RunningSandbox(Protocol):

@@ -20,6 +20,7 @@ from msgspec import Struct, field, structs
 
 from gyre.errors import UserError
 from gyre.executions.dockerfile import Environment
+from gyre.executions.healthcheck import Healthcheck
 from gyre.executions.images.store import Image, Images
 
 GROUP = "gyre.tasks"
@@ -67,6 +68,11 @@ class Task(Struct, frozen=True, kw_only=True):
     solve_file: str = "solution/solve.sh"
     reward: str = "file"
     """How the grader's files become a number: see `gyre.executions.rewards`."""
+    healthcheck: Healthcheck | None = None
+    separate: bool = False
+    """Graded in a fresh environment that has only the artifacts of the execution."""
+    artifacts: tuple[str, ...] = ()
+    """Paths inside, relative ones in the work directory."""
     expected_tests: int = 0
     """How many passed tests are the full reward; 0: all that ran."""
 

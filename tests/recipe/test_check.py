@@ -11,7 +11,7 @@ from gyre.recipe.check import burst_executions, check_recipe, serving_cells, wor
 from gyre.recipe.load import load_recipe
 from gyre.recipe.schema import Recipe
 
-TERMINALBENCH = Path(__file__).parents[2] / "recipes" / "terminalbench.toml"
+TERMINALBENCH = Path(__file__).parent / "designed.toml"
 
 
 def load(*overrides: str) -> Recipe:

@@ -15,7 +15,7 @@ from gyre.recipe.schema import Recipe
 from gyre.recipe.toml import dump_table, dump_toml
 from gyre.recipe.units import format_seconds, parse_seconds
 
-TERMINALBENCH = Path(__file__).parents[2] / "recipes" / "terminalbench.toml"
+TERMINALBENCH = Path(__file__).parent / "designed.toml"
 
 SMALL = """
 name = "small"

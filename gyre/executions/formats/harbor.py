@@ -10,13 +10,14 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct, field
 
 from gyre.errors import UserError
 from gyre.executions.dockerfile import Environment, read_or_refuse
+from gyre.executions.healthcheck import Healthcheck
 from gyre.executions.limits import MIB
 from gyre.executions.tasks import DEFAULT_WORKDIR, Task, environment_digest
 
@@ -30,13 +31,22 @@ VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 class _Agent(Struct):
     timeout_sec: float = 0.0
     user: str | int | None = None
+    network_mode: str = ""
 
 
 class _Verifier(Struct):
     timeout_sec: float = 600.0
     user: str | int | None = None
     env: dict[str, str] = field(default_factory=dict)
-    environment_mode: str = "shared"
+    environment_mode: Literal["shared", "separate"] = "shared"
+    environment: dict[str, Any] | None = None
+    collect: list[Any] = field(default_factory=list)
+    network_mode: str = ""
+
+
+class _Artifact(Struct):
+    source: str
+    service: str = "main"
 
 
 class _Solution(Struct):
@@ -52,12 +62,16 @@ class _Environment(Struct):
     gpus: int = 0
     env: dict[str, str] = field(default_factory=dict)
     workdir: str = ""
-    healthcheck: Any = None
+    healthcheck: Healthcheck | None = None
     mcp_servers: list[Any] = field(default_factory=list)
+    os: str = "linux"
+    tpu: Any = None
+    skills_dir: str = ""
+    network_mode: str = ""
 
 
 class _TaskToml(Struct):
-    """The keys that gyre acts on; others (metadata, artifacts, ...) describe the task and are left alone."""
+    """The keys that gyre acts on; others (metadata, authors, ...) describe the task and are left alone."""
 
     schema_version: str = ""
     version: str = ""
@@ -66,6 +80,7 @@ class _TaskToml(Struct):
     environment: _Environment = field(default_factory=_Environment)
     solution: _Solution = field(default_factory=_Solution)
     steps: list[Any] = field(default_factory=list)
+    artifacts: list[str | _Artifact] = field(default_factory=list)
 
 
 def recognises(folder: Path) -> bool:
@@ -79,7 +94,7 @@ def load(folder: Path, env: Mapping[str, str]) -> Task:
             raise UserError(f"{folder / needed}: missing; a task needs instruction.md, task.toml and tests/test.sh")
     toml_path = folder / "task.toml"
     toml = _read_toml(toml_path)
-    _refuse_uncovered(toml, toml_path)
+    _refuse_uncovered(toml, toml_path, folder)
     environment = _read_environment(folder, toml)
     given = toml.environment.workdir or environment.workdir
     workdir = given or DEFAULT_WORKDIR
@@ -101,6 +116,9 @@ def load(folder: Path, env: Mapping[str, str]) -> Task:
         memory=_size(toml.environment.memory_mb, toml.environment.memory, toml_path, "memory"),
         storage=_size(toml.environment.storage_mb, toml.environment.storage, toml_path, "storage"),
         digest=environment_digest(folder.name, workdir, folder / "environment"),
+        healthcheck=toml.environment.healthcheck,
+        separate=toml.verifier.environment_mode == "separate",
+        artifacts=_artifacts(toml, toml_path),
     )
 
 
@@ -137,23 +155,41 @@ def _read_toml(path: Path) -> _TaskToml:
     return toml
 
 
-def _refuse_uncovered(toml: _TaskToml, path: Path) -> None:
+def _refuse_uncovered(toml: _TaskToml, path: Path, folder: Path) -> None:
     root_users = (None, "", "root", 0, "0")
+    open_to_some = any("allowlist" in part.network_mode for part in (toml.agent, toml.verifier, toml.environment))
+    own_image = [name for name in ("Dockerfile", "docker-compose.yaml") if (folder / "tests" / name).is_file()]
     uncovered = {
         "[[steps]] (tasks of several steps)": bool(toml.steps),
+        "trajectory.json (a conversation to begin with)": (folder / "trajectory.json").is_file(),
         "environment.mcp_servers": bool(toml.environment.mcp_servers),
-        "environment.healthcheck": toml.environment.healthcheck is not None,
+        "environment.skills_dir": bool(toml.environment.skills_dir),
         "environment.gpus": toml.environment.gpus > 0,
-        'verifier.environment_mode other than "shared"': toml.verifier.environment_mode != "shared",
+        "environment.tpu": toml.environment.tpu is not None,
+        'environment.os other than "linux"': toml.environment.os.lower() != "linux",
+        'network_mode = "allowlist" (a sandbox reaches the model and nothing else)': open_to_some,
+        "[verifier.environment] (an image of the verifier's own)": toml.verifier.environment is not None,
+        "tests/Dockerfile (an image of the verifier's own)": toml.verifier.environment_mode == "separate" and own_image,
+        "[[verifier.collect]] (all processes are ended before)": bool(toml.verifier.collect),
         "agent.user other than root": toml.agent.user not in root_users,
         "verifier.user other than root": toml.verifier.user not in root_users,
     }
     for what, present in uncovered.items():
         if present:
             raise UserError(f"{path}: {what} is not covered by gyre's sandboxes; leave this task out")
+    if toml.environment.healthcheck is not None and (problem := toml.environment.healthcheck.problem):
+        raise UserError(f"{path}: environment.healthcheck: {problem}")
     for key, seconds in (("agent", toml.agent.timeout_sec), ("verifier", toml.verifier.timeout_sec)):
         if not 0 <= seconds < float("inf"):
             raise UserError(f"{path}: {key}.timeout_sec must be a number of seconds, not {seconds}")
+
+
+def _artifacts(toml: _TaskToml, path: Path) -> tuple[str, ...]:
+    found = [_Artifact(item) if isinstance(item, str) else item for item in toml.artifacts]
+    for artifact in found:
+        if artifact.service != "main" or not artifact.source or ".." in artifact.source.split("/"):
+            raise UserError(f"{path}: artifacts: {artifact.source!r} must be a path of the main service, without ..")
+    return tuple(artifact.source for artifact in found)
 
 
 def _read_environment(folder: Path, toml: _TaskToml) -> Environment:

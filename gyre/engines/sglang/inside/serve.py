@@ -33,6 +33,7 @@ class Server:
         self.keys = keys
         self.guarded = False
         self.port = 0
+        self.held = socket.socket()
         self.words = words
 
     def run(self) -> None:
@@ -64,9 +65,11 @@ class Server:
         from sglang.srt.server_args import prepare_server_args
 
         host = self.words[self.words.index("--host") + 1]
-        with socket.socket() as probe:
-            probe.bind((host, 0))
-            self.port = probe.getsockname()[1]
+        # Held until the server listens, a minute later: a port that is bound is given to nobody who asks for any, and
+        # a socket that allows its reuse and does not listen is not in the server's way.
+        self.held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.held.bind((host, 0))
+        self.port = self.held.getsockname()[1]
         self.url = f"http://{host}:{self.port}"
         refuse_clearly()
         return prepare_server_args([*self.words, "--port", str(self.port)])
@@ -101,6 +104,7 @@ class Server:
             return False
 
     def _ready(self) -> None:
+        self.held.close()
         write_aside(self.port_file, str(self.port))
 
 

@@ -1,0 +1,164 @@
+"""What Harbor's task.toml asks of an execution beyond files, and that Harbor reads it alike."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gyre.executions.check import check_task
+from gyre.executions.execution import CallReport
+from gyre.executions.grading import GRADED, Grade, grade
+from gyre.executions.limits import MIB
+from gyre.executions.tasks import load_task
+
+ROOT = Path(__file__).resolve().parents[2]
+HARBOR = ROOT / ".venv" / "harbor"
+TRIES = "echo x >> /tmp/tried; (( $(wc -l < /tmp/tried) > 2 ))"
+FLAKY = f'schema_version = "1.2"\n[environment.healthcheck]\ncommand = "{TRIES}"\n'
+
+
+async def test_a_harness_starts_once_its_environment_is_healthy(lab: Any) -> None:
+    """Two failures are within the retries; the key is the harness's alone to use, so both share one sandbox."""
+    task = lab.task(toml=FLAKY + "retries = 3\ninterval_sec = 0.01\n")
+    check = await check_task(task, lab.sandbox, lab.root, lab.limits)
+    assert (check.solution, check.untouched, check.problems) == (1.0, 0.0, ())
+
+
+@pytest.mark.parametrize(
+    ("settings", "healthy"),
+    [
+        ("retries = 2\ninterval_sec = 0.01\n", False),
+        ("retries = 1\nstart_period_sec = 60\nstart_interval_sec = 0.01\n", True),
+    ],
+)
+async def test_failures_count_after_the_start_period(lab: Any, scripted: Any, settings: str, healthy: bool) -> None:
+    from tests.executions.test_execution import Command, execute
+
+    task = lab.task(toml=FLAKY + settings)
+    calls = CallReport(1 if healthy else 0)
+    result = await execute(lab, scripted([]), Command("echo hello > out.txt"), calls, task=task)
+    expected = ("graded", "finished", 1.0) if healthy else ("excluded", "environment_unhealthy", None)
+    assert (result.outcome, result.reason, result.reward) == expected
+    if not healthy:
+        check = await check_task(task, lab.sandbox, lab.root, lab.limits)
+        assert "untouched: the environment's healthcheck failed" in check.problems
+
+
+async def test_a_harness_that_ends_like_a_healthcheck_is_graded(lab: Any, scripted: Any) -> None:
+    from tests.executions.test_execution import Command, execute
+
+    task = lab.task(toml='schema_version = "1.2"\n[environment.healthcheck]\ncommand = "true"\n')
+    result = await execute(lab, scripted([]), Command("exit 86"), CallReport(2), task=task)
+    assert (result.outcome, result.reason) == ("graded", "harness_failed")
+
+
+SEPARATE = 'artifacts = ["out.txt", { source = "/data/table" }]\n[verifier]\nenvironment_mode = "separate"\n'
+TEST_SH = """#!/bin/bash
+ls /app /data /logs/artifacts /home 2>/dev/null >/logs/verifier/seen
+[[ $(cat /app/out.txt) == hello && ! -e /usr/local/bin/made && $(type -P helper) == "" ]] && r=1 || r=0
+echo $r >/logs/verifier/reward.txt
+"""
+
+
+async def separate(lab: Any, command: str) -> tuple[Grade, list[str]]:
+    task = lab.task(toml=SEPARATE, test_sh=TEST_SH, dockerfile="FROM x\nWORKDIR /app\nCOPY Dockerfile seed\n")
+    _, _, snapshot = await lab.run(command, task=task)
+    place = lab.folder / f"grading-{lab.count}"
+    found = await grade(task, lab.sandbox, lab.root, snapshot, place, lab.limits)
+    seen = place / "verifier/seen"
+    return found, seen.read_text().split() if seen.exists() else []
+
+
+async def test_a_separate_verifier_sees_the_artifacts_and_nothing_else(lab: Any) -> None:
+    work = "mkdir -p /data/table /logs/artifacts; touch /data/table/a /logs/artifacts/b /home/c extra; rm seed"
+    found, seen = await separate(lab, f"{work}; echo hello > out.txt")
+    assert (found.reward, found.reason) == (1.0, GRADED), found.detail
+    assert seen == ["/app:", "out.txt", "seed", "/data:", "table", "/home:", "/logs/artifacts:", "b"]
+
+
+@pytest.mark.parametrize(
+    "cheat",
+    [
+        "ln -s /etc/passwd out.txt",
+        "ln -s /logs/verifier/reward.txt out.txt",
+        "mkdir -p /logs/verifier; echo 1 >/logs/verifier/reward.txt; echo bye >out.txt",
+        "rm -rf /logs; ln -s / /logs; mkdir /artifacts; touch /artifacts/x; echo bye >out.txt",
+        "mkdir -p /data; ln -s / /data/table; echo bye > out.txt",
+    ],
+)
+async def test_a_separate_verifier_is_not_led_astray(lab: Any, cheat: str) -> None:
+    found, _ = await separate(lab, cheat)
+    assert found.reward in (0.0, None), found
+
+
+def ours_and_theirs(path: Path, config: Any) -> list[tuple[str, Any, Any]]:
+    """(key, what gyre reads, what Harbor reads) of one task."""
+    task = load_task(path, {"SET": "-"})
+    environment, verifier = config.environment, config.verifier
+    return [
+        ("agent.timeout_sec", task.agent_timeout, config.agent.timeout_sec or 0.0),
+        ("verifier.timeout_sec", task.verifier_timeout, verifier.timeout_sec),
+        ("environment.memory_mb", task.memory, (environment.memory_mb or 0) * MIB),
+        ("environment.storage_mb", task.storage, (environment.storage_mb or 0) * MIB),
+        ("environment.env", sorted(task.env), sorted(environment.env)),
+        ("verifier.env", sorted(task.verifier_env), sorted(verifier.env)),
+        ("solution.env", sorted(task.solution_env), sorted(config.solution.env)),
+        ("workdir", environment.workdir in (None, task.workdir), True),
+        ("docker_image", environment.docker_image in (None, task.docker_image), True),
+        ("separate", task.separate, str(getattr(verifier.environment_mode, "value", "")) == "separate"),
+        ("artifacts", task.artifacts, tuple(a if isinstance(a, str) else a.source for a in config.artifacts)),
+        ("healthcheck", _fields(task.healthcheck), _fields(environment.healthcheck)),
+    ]
+
+
+def _fields(check: Any) -> tuple[Any, ...] | None:
+    names = ("command", "interval_sec", "timeout_sec", "start_period_sec", "start_interval_sec", "retries")
+    return tuple(getattr(check, name) for name in names) if check is not None else None
+
+
+OLDER = 'version = "1.0"\n[environment]\nmemory = "2G"\nstorage = "512M"\nallow_internet = false\n'
+
+
+@pytest.mark.slow
+def test_harbor_reads_the_same(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Harbor's own model of task.toml (which needs no Python 3.12; the writer it imports is not used)."""
+    if not HARBOR.is_dir():
+        pytest.skip(f"Harbor is not in {HARBOR}: make test-slow installs it")
+    from tests.executions.test_tasks import FULL
+
+    monkeypatch.setattr(sys, "path", [*sys.path, str(HARBOR)])
+    monkeypatch.setitem(sys.modules, "toml", types.ModuleType("toml"))
+    from harbor.models.task.config import TaskConfig
+
+    folders = [lab.task(name=f"made-{number}").folder for number in range(4)]
+    for folder, toml in zip(folders, (FULL, OLDER, SEPARATE, FLAKY + "retries = 7\ntimeout_sec = 1.5\n")):
+        (folder / "task.toml").write_text(toml)
+    folders += sorted(path.parent for path in (ROOT / "recipes/tasks").glob("*/*/task.toml"))
+    assert len(folders) > 90
+    for folder in folders:
+        config = TaskConfig.model_validate_toml((folder / "task.toml").read_text())
+        differing = [row for row in ours_and_theirs(folder, config) if row[1] != row[2]]
+        assert differing == [], folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "toml", ["[agent]\ntimeout_sec = 'soon'", "[environment]\nmemory = 'lots'", "[verifier]\nenvironment_mode = 'both'"]
+)
+def test_what_harbor_refuses_gyre_refuses(lab: Any, toml: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not HARBOR.is_dir():
+        pytest.skip(f"Harbor is not in {HARBOR}: make test-slow installs it")
+    from gyre.errors import UserError
+
+    monkeypatch.setattr(sys, "path", [*sys.path, str(HARBOR)])
+    monkeypatch.setitem(sys.modules, "toml", types.ModuleType("toml"))
+    from harbor.models.task.config import TaskConfig
+
+    with pytest.raises(ValueError):
+        TaskConfig.model_validate_toml(toml)
+    with pytest.raises(UserError):
+        lab.task(toml=toml)
