@@ -203,13 +203,14 @@ class EngineClient:
         """Give memory back (`weights`, `kv_cache`); what the prefix cache holds is lost.
 
         A busy SGLang dies of it, so a busy engine raises EngineRefused here. Its loads are a snapshot that can be
-        old; its scheduler itself says, by flushing, that nothing runs.
+        old; its scheduler itself says, by flushing, that nothing runs, and that pages on their way to the store of KV
+        pages have got there: for those it has half a minute.
         """
         load = await self.loads()
         if not load.idle:
             raise EngineRefused(f"memory is not released: {load.running} requests run and {load.waiting} wait")
         try:
-            await self.flush_cache(timeout=0)
+            await self.flush_cache()
         except EngineRefused as error:
             raise EngineRefused(f"memory is not released: requests run ({error})", error.status) from error
         await self._manage("/release_memory_occupation", {"tags": tags})

@@ -92,7 +92,8 @@ def _with_store(recipe: Recipe, host: str, store: Store) -> list[str]:
         "extra_backend_tag": store.namespace,
         "prefetch_threshold": STORE_WORTH,
     }
-    words = ["--enable-hierarchical-cache", "--hicache-storage-backend", "mooncake"]
+    # the ratio is SGLang's own default, which unsaid is refused where less than 10 GiB of the host are free
+    words = ["--enable-hierarchical-cache", "--hicache-ratio", "2", "--hicache-storage-backend", "mooncake"]
     words += ["--hicache-storage-backend-extra-config", json.dumps(about), "--page-size", str(STORE_PAGE)]
     words += ["--hicache-io-backend", "direct", "--hicache-mem-layout", "page_first_direct"]
     return [*words, "--hicache-write-policy", "write_through", "--hicache-storage-prefetch-policy", "wait_complete"]
