@@ -42,12 +42,7 @@ def replay(
                 f"step {row.step}: {row.microsteps} micro-steps {'equal' if row.microsteps_equal else 'differ'}, "
                 f"{row.tokens_trained} tokens trained (the run: {row.tokens_trained_by_run}), {weights}, "
                 f"grad norm {row.gradient_norm:.6g}"
-                + (f" (the run: {row.gradient_norm_by_run:.6g})" if row.gradient_norm_by_run is not None else "")
-                + (
-                    f", gradients differ by {row.gradient_difference:.1e}"
-                    if row.gradient_difference is not None
-                    else ""
-                ),
+                + (f" (the run: {row.gradient_norm_by_run:.6g})" if row.gradient_norm_by_run is not None else ""),
                 flush=True,
             )
     if as_json:

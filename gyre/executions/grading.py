@@ -6,6 +6,7 @@ a folder that is fresh for each attempt; what is no valid reward is None, never 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from gyre.executions.artifacts import collect
+from gyre.executions.backoff import pause_before
 from gyre.executions.ends import finish
 from gyre.executions.layers import private_folder, remove_tree
 from gyre.executions.limits import Limits
@@ -121,10 +123,11 @@ async def grade_with_retries(
     timeout: float | None = None,
     attempts: int = 1,
 ) -> Grade:
-    """`grade` up to `attempts` times, in `folder`/1, `folder`/2, ..., until there is a reward; the last
-    grade.
+    """`grade` up to `attempts` times, in `folder`/1, `folder`/2, ..., until there is a reward, with pauses
+    that double; the last grade.
     """
     for attempt in range(1, attempts + 1):
+        await asyncio.sleep(pause_before(attempt - 1))
         remove_tree(folder / str(attempt))
         latest = await grade(task, sandbox, root, snapshot, folder / str(attempt), limits, timeout)
         if latest.reward is not None:

@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -144,10 +144,14 @@ def _fellow(*arguments: Any) -> None:
 
 def recorded_turns(run: RunFolder, job: Job) -> Callable[[str], list[Turn]]:
     """All recorded turns, by execution."""
+    return by_execution(turn for worker in job.workers for turn in TurnReader(run, worker).read_all())
+
+
+def by_execution(rows: Iterable[Turn]) -> Callable[[str], list[Turn]]:
+    """The turns of each execution, of rows as shards hold them."""
     turns: dict[str, list[Turn]] = defaultdict(list)
-    for worker in job.workers:
-        for turn in TurnReader(run, worker).read_all():
-            turns[turn.execution].append(turn)
+    for turn in rows:
+        turns[turn.execution].append(turn)
     return lambda execution: latest_rows(turns.get(execution, []))
 
 

@@ -149,17 +149,20 @@ def _last_reason(execution: Execution) -> str:
 
 
 def set_aside(world: World) -> list[ev.Event]:
-    """A task with two groups in which no execution could be graded, for want of its environment, is set aside."""
+    """A task with two groups in which no execution could be graded, for want of its environment or of a grader that
+    works, is set aside.
+    """
     state = world.state
     failed: dict[str, int] = {}
     for name in state.void:
         group = state.groups[name]
         if group.plan.task not in state.set_aside and not state.graded(name):
             reasons = {_reason(state.executions[e]) for e in execution_names(group.plan)}
-            if any("image" in reason or "environment" in reason for reason in reasons):
+            unusable = any("image" in reason or "environment" in reason for reason in reasons)
+            if unusable or all(reason.startswith("grader_") for reason in reasons):
                 failed[group.plan.task] = failed.get(group.plan.task, 0) + 1
     return [
-        ev.TaskSetAside(task=task, reason=f"its environment failed in {count} groups")
+        ev.TaskSetAside(task=task, reason=f"its environment or its grader failed in {count} groups")
         for task, count in failed.items()
         if count >= 2
     ]

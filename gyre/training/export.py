@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gyre.errors import UserError
-from gyre.ledger.checkpoints import CheckpointReader, verify
+from gyre.ledger.checkpoints import CheckpointReader
 from gyre.training.architecture import Architecture, read_architecture
 from gyre.training.convert import to_hf
 from gyre.training.folder import write_hf
@@ -21,11 +20,8 @@ from gyre.training.names import checkpoint_key, mapping, megatron_names
 
 
 def export_checkpoint(checkpoint: Path, model_folder: Path, out: Path) -> None:
-    """Write a folder that transformers loads. `model_folder` gives config and tokenizer. UserError for a
-    checkpoint that is not whole."""
-    problems = verify(checkpoint)
-    if problems:
-        raise UserError(problems[0], code=1)
+    """Write a folder that transformers loads. `model_folder` gives config and tokenizer; whoever chose the checkpoint
+    has verified it (`gyre.ledger.checkpoints.chosen`)."""
     write_hf(_tensors(CheckpointReader(checkpoint), read_architecture(model_folder)), model_folder, out)
 
 

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from gyre.errors import UserError
 from gyre.ledger import checkpoints
 from gyre.ledger.checkpoints import CheckpointInfo, CheckpointMeta, CheckpointReader
 from gyre.ledger.chunks import ArraySpec, FileRecord, write_chunk
+from gyre.ledger.files import errno_of, write_error
 from gyre.training import shims
 from gyre.training.model import PolicyModel
 from gyre.training.optimizer import MOMENTS, Adam, Held
@@ -57,7 +57,7 @@ def save(model: PolicyModel, optimizer: Adam, folder: Path, meta: CheckpointMeta
     """Write a checkpoint below `folder`; a collective of all ranks, each of which writes its own chunks. `nonce` must
     be equal on all of them.
 
-    UserError, on every rank, when the file system refuses one of them; then nothing is left behind.
+    LedgerWriteError, on every rank, when the file system refuses one of them; then nothing is left behind.
     """
     shards, meta = collect(model, optimizer, meta)
     return write(shards, arrays_of(shards), folder, meta, nonce)
@@ -103,10 +103,7 @@ def write(
         # stands.
         if first:
             shutil.rmtree(path, ignore_errors=True)
-        raise UserError(
-            f"{path}: the checkpoint cannot be written ({error.strerror}); make room, then `gyre resume`",
-            code=1,
-        ) from error
+        raise write_error(path, error) from error
     return checkpoints.read_info(checkpoints.final_path(folder, meta.step))
 
 
@@ -122,7 +119,7 @@ def _together(work: Callable[[], T], group: dist.ProcessGroup | None) -> list[T]
     try:
         value = work()
     except OSError as error:
-        problem = (error.errno, error.strerror)
+        problem = (errno_of(error), error.strerror or str(error))
     gathered: list[Any] = [(value, problem)] * dist.get_world_size()
     if len(gathered) > 1:
         dist.all_gather_object(gathered, (value, problem), group=group)

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 
 from msgspec import Struct
 
-from gyre.errors import UserError
-from gyre.ledger.microstep_files import read_microstep
 from gyre.ledger.state import CellIncarnation, RunState
 from gyre.views import audit_files as files
 from gyre.views.runs import OpenRun
@@ -29,7 +27,8 @@ class Rule(Struct, frozen=True, kw_only=True):
 def audit(opened: OpenRun) -> list[Rule]:
     """Every rule, in the order from journals to checkpoints. With a damaged journal, that one only: the others would
     judge by a part of the facts."""
-    checks: list[tuple[str, Callable[[OpenRun], Iterator[tuple[str, str]]]]] = [
+    audited = files.Audited(opened.run, opened.recipe, opened.job, opened.view)
+    checks: list[tuple[str, Callable[[files.Audited], Iterator[tuple[str, str]]]]] = [
         ("journals are whole", files.journals),
         ("what one process says of another's work is there", _said),
         ("a run that ended as finished has done everything", _finished),
@@ -44,7 +43,7 @@ def audit(opened: OpenRun) -> list[Rule]:
     ]
     rules: list[Rule] = []
     for name, check in checks:
-        cases = list(check(opened))
+        cases = list(check(audited))
         rules.append(Rule(rule=name, cases=len(cases), breaches=[breach for _, breach in cases if breach]))
         if rules[0].breaches:
             break
@@ -93,20 +92,14 @@ def _tokens(opened: OpenRun) -> Iterator[tuple[str, str]]:
             )
 
 
-def _targets(opened: OpenRun) -> Iterator[tuple[str, str]]:
-    seen: set[tuple[str, int, int, int]] = set()
+def _targets(opened: files.Audited) -> Iterator[tuple[str, str]]:
+    seen: set[files.Target] = set()
     for step in opened.state.steps.values():
         for name in step.packed.microsteps if step.packed is not None else []:
-            try:
-                microstep, _ = read_microstep(opened.run.microsteps / f"{name}.arrow")
-            except (UserError, OSError):
-                continue  # the rule before this one says so
-            for sample, turn, offset in zip(
-                microstep.target_samples.tolist(), microstep.target_turns.tolist(), microstep.target_offsets.tolist()
-            ):
-                key = (microstep.executions[sample], int(microstep.attempts[sample]), turn, offset)
-                yield name, f"{name}: {key} is a target twice" if key in seen else ""
-                seen.add(key)
+            # one that was never announced, or cannot be read, is a breach of a rule before this one
+            for target in opened.microsteps[name].targets if name in opened.microsteps else []:
+                yield name, f"{name}: {target} is a target twice" if target in seen else ""
+                seen.add(target)
 
 
 def _merged(opened: OpenRun) -> Iterator[tuple[str, str]]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from gyre.errors import UserError
@@ -21,12 +23,57 @@ from gyre.ledger.tail import read_journal
 from gyre.ledger.turns import Turn
 from gyre.ledger.turns_merge import latest_rows
 from gyre.processes.processor import StepInHand
-from gyre.processes.replay import recorded_turns
+from gyre.processes.replay import by_execution
 from gyre.trajectory.settings import Settings
 from gyre.views.runs import OpenRun
 
 Cases = Iterator[tuple[str, str]]
 """(what was looked at, what is wrong with it or "")"""
+Target = tuple[str, int, int, int]
+"""execution, attempt, turn, offset among the turn's sampled tokens"""
+
+
+@dataclass
+class ReadMicroStep:
+    """What the rules need of a micro-step's file: its digest, or what is wrong with it, and its targets."""
+
+    digest: str
+    problem: str
+    targets: list[Target]
+
+
+@dataclass
+class Audited(OpenRun):
+    """A run whose shards and micro-step files are read once for all the rules."""
+
+    @cached_property
+    def shards(self) -> tuple[list[Turn], dict[str, str]]:
+        """All rows, and what is wrong with a worker's shards."""
+        rows: list[Turn] = []
+        damaged: dict[str, str] = {}
+        for worker in self.job.workers:
+            try:
+                rows += TurnReader(self.run, worker).read_all()
+            except UserError as error:
+                damaged[worker] = str(error)
+        return rows, damaged
+
+    @cached_property
+    def microsteps(self) -> dict[str, ReadMicroStep]:
+        """Those that were announced, by name."""
+        names = [name for step in self.state.steps.values() for name in step.microsteps]
+        return {name: _read(self.run, name) for name in names}
+
+
+def _read(run: RunFolder, name: str) -> ReadMicroStep:
+    try:
+        found, content = read_microstep(run.microsteps / f"{name}.arrow")
+    except (UserError, OSError) as error:
+        return ReadMicroStep("", str(error), [])
+    places = zip(found.target_samples.tolist(), found.target_turns.tolist(), found.target_offsets.tolist(), strict=True)
+    attempts = found.attempts.tolist()
+    targets = [(found.executions[sample], attempts[sample], turn, offset) for sample, turn, offset in places]
+    return ReadMicroStep(content, "", targets)
 
 
 def journals(opened: OpenRun) -> Cases:
@@ -58,16 +105,10 @@ def _journal(run: RunFolder, writer: str, incarnation: int, cuts: dict[int, int]
     return f"{path} ends after {good} lines, and the scheduler has read {wanted}" if good < wanted else ""
 
 
-def shards(opened: OpenRun) -> Cases:
+def shards(opened: Audited) -> Cases:
     """Each worker's shards can be read, and every finished execution has all its turns in them."""
-    rows: list[Turn] = []
-    damaged = False
-    for worker in opened.job.workers:
-        try:
-            rows += TurnReader(opened.run, worker).read_all()
-        except UserError as error:
-            damaged = True
-            yield worker, str(error)
+    rows, damaged = opened.shards
+    yield from damaged.items()
     if damaged:
         return
     count = Counter((turn.execution, turn.attempt) for turn in latest_rows(rows))
@@ -78,24 +119,21 @@ def shards(opened: OpenRun) -> Cases:
             yield name, "" if found >= outcome.turns else f"{name}: {found} turns in shards, {outcome.turns} journalled"
 
 
-def microsteps(opened: OpenRun) -> Cases:
+def microsteps(opened: Audited) -> Cases:
     """Each file is whole and has the digest that the processor announced."""
     for step in opened.state.steps.values():
         for name, ready in step.microsteps.items():
-            try:
-                _, found = read_microstep(opened.run.microsteps / f"{name}.arrow")
-            except (UserError, OSError) as error:
-                yield name, str(error)
-                continue
-            yield name, "" if found == ready.digest else f"{name}: digest {found}, announced {ready.digest}"
+            found = opened.microsteps[name]
+            other = "" if found.digest == ready.digest else f"{name}: digest {found.digest}, announced {ready.digest}"
+            yield name, found.problem or other
 
 
-def packing(opened: OpenRun) -> Cases:
+def packing(opened: Audited) -> Cases:
     """What the shards hold, packed again in the journalled order, is what was packed: no row has changed since."""
-    try:
-        turns_of = recorded_turns(opened.run, opened.job)
-    except UserError:
+    rows, damaged = opened.shards
+    if damaged:
         return  # the rule on shards says so
+    turns_of = by_execution(rows)
     settings = Settings.from_recipe(opened.recipe)
     for number, step in sorted(opened.state.steps.items()):
         if step.packed is None:

@@ -111,6 +111,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     tokens_per_second: float
     restarts: int
     """Incarnations of all processes beyond their first."""
+    set_aside: dict[str, str]
+    """Tasks that kept failing and are not dispatched any more, each with why."""
 
 
 def summarise(state: RunState, recipe: Recipe, name: str = "", path: str = "", alive: bool = True) -> Summary:
@@ -138,6 +140,7 @@ def summarise(state: RunState, recipe: Recipe, name: str = "", path: str = "", a
         restarts=sum(
             len(found) - 1 for writer, found in state.opened.items() if writer not in ("control", "supervisor")
         ),
+        set_aside=dict(state.set_aside),
     )
 
 

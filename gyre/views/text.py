@@ -101,6 +101,8 @@ def render(summary: Summary, last: int | None = None, now: float | None = None) 
     if summary.evals:
         scores = ", ".join(f"{e.score:.2f} at version {e.version}" for e in summary.evals)
         parts += [Text(""), Text(f"evaluation on held-out tasks: {scores}")]
+    for task, reason in sorted(summary.set_aside.items()):
+        parts.append(Text(f"task {task} is set aside: {reason}", style="yellow"))
     if summary.cells:
         parts += [Text(""), cell_table(summary, time.time() if now is None else now)]
     return Group(*parts)

@@ -10,6 +10,7 @@ import pytest
 
 from gyre.errors import UserError
 from gyre.executions.check import check_tasks
+from gyre.executions.execution import Timeouts
 from gyre.executions.grading import FAILED, GRADED, Grade, grade
 from gyre.executions.rewards import NoReward, find_reward, pass_rate
 from gyre.executions.tasks import load_task, load_tasks
@@ -190,3 +191,19 @@ async def test_partial_credit_is_the_share_of_passed_tests(lab: Any) -> None:
     half = 'mkdir slugs; echo \'def slugify(text, separator=None): return ""\ndef unique(t, u): return "a-b"\' '
     found = await graded(lab, TASKS / NL2REPO, half + ">slugs/__init__.py")
     assert found.reward == pytest.approx(2 / 6)  # the empty slug, and the free one
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not Path("/usr/bin/pytest").exists(), reason="pytest is not in /usr: apt-get install python3-pytest"
+)
+@pytest.mark.parametrize("name", [TERMINAL_BENCH, NL2REPO])
+async def test_the_small_tasks_end_to_end_with_the_shell_harness(lab: Any, scripted: Any, name: str) -> None:
+    from tests.executions.test_execution import execute
+
+    task = load_task(TASKS / name)
+    model = scripted([task.solution.read_text(), None])
+    patient = Timeouts(harness=120, grader=120, execution=400)
+    result = await execute(lab, model, task=task, timeouts=patient)
+    assert (result.outcome, result.reason, result.reward) == ("graded", "finished", 1.0), result.detail
+    assert task.instruction in model.requests[0]["messages"][-1]["content"]

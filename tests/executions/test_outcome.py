@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from gyre.executions.backoff import pause_before
 from gyre.executions.grading import FAILED, GRADED, TIMED_OUT, Grade
 from gyre.executions.outcome import Ending, Verdict, before_grading, judge
 from gyre.executions.sandbox import ExitStatus
@@ -78,3 +79,7 @@ def test_a_reward_exactly_when_graded(ending: Ending, grade: Grade | None) -> No
         assert ending.model_calls > 0
         assert grade == GOOD
         assert before_grading(ending) is None
+
+
+def test_pauses_double_up_to_a_limit() -> None:
+    assert [pause_before(failures) for failures in (0, 1, 2, 3, 7, 1000)] == [0.0, 0.5, 1.0, 2.0, 30.0, 30.0]

@@ -18,7 +18,7 @@ from gyre.executions.bubblewrap import Bubblewrap
 from gyre.executions.execution import CallReport, ExecutionRequest, ExecutionResult, Timeouts, run_execution
 from gyre.executions.harnesses import Launch, LaunchRequest, find_harness
 from gyre.executions.limits import MIB, Limits
-from gyre.executions.tasks import load_task
+from gyre.executions.tasks import Task, load_task
 from gyre.ledger.turns import Turn
 from gyre.ledger.turns_merge import latest_rows
 from gyre.processes.worker import transcript_count
@@ -107,7 +107,14 @@ class Lab:
         return load_task(folder)
 
     async def run(
-        self, name: str, version: str, rule: Rule, seconds: float = 240, told_context: int = 0, **limits: Any
+        self,
+        name: str,
+        version: str,
+        rule: Rule,
+        seconds: float = 240,
+        told_context: int = 0,
+        task: Task | None = None,
+        **limits: Any,
     ) -> ExecutionResult:
         harness = _Told(self.installed(name, version), told_context)
         bounds = {"context": 900_000, "max_tokens": 4000, "call_seconds": 120.0, **limits}
@@ -121,7 +128,7 @@ class Lab:
 
         request = ExecutionRequest(
             name=f"{name}-1.0",
-            task=self.task("Make out.txt.\n"),
+            task=task or self.task("Make out.txt.\n"),
             key=KEY,
             model="gyre-test",
             timeouts=Timeouts(harness=seconds, grader=30, execution=seconds + 60),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
+from gyre.executions.tasks import load_task
 from gyre.proxy.harness_rules.claude_code import SUMMARY_MARKER
 from tests.harnesses.lab import Play, check_session
+from tests.proxy.conftest import Script
 from tests.proxy.fake_harness import call
 
 CONTEXTS = {"2.1.220": 90_000, "2.1.332": 66_000}
@@ -65,3 +68,17 @@ async def test_a_whole_session(lab, version):
     lines = [json.loads(line) for line in lab.output().splitlines() if line.startswith("{")]
     (ended,) = [line for line in lines if line.get("type") == "result"]
     assert (ended["subtype"], ended["is_error"]) == ("success", False)
+
+
+@pytest.mark.skipif(not Path("/usr/bin/pytest").exists(), reason="apt-get install python3-pytest")
+@pytest.mark.parametrize("folder", ["terminal-bench/sum-lines", "nl2repo/slugs"])
+async def test_the_small_tasks_of_other_formats(lab, folder):
+    task = load_task(Path(__file__).parents[2] / "recipes/tasks" / folder)
+    solution = task.solution.read_text()
+
+    def rule(text, number):
+        return [Script(think(bash(solution)) if "<tool_response>" not in text else "It is done.")]
+
+    result = await lab.run("claude-code", "2.1.220", rule, task=task)
+    assert (result.outcome, result.reason, result.reward) == ("graded", "finished", 1.0), lab.output()[-3000:]
+    assert result.model_calls >= 2

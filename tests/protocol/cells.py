@@ -7,6 +7,7 @@ is one. A violation is raised where it happens: a step made of anything but its 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 from gyre.ledger import events as ev
 from tests.protocol.world import Free, Weights
@@ -23,6 +24,8 @@ class RankedCell(CellProc):
     where: str = ""
     broken = False
     """a rank is gone: the next operation ends the incarnation"""
+    pulling = ""
+    """manifest of the weights that its ranks are pulling"""
 
     def start(self) -> None:
         self.weights: Weights = (0, 0)
@@ -64,6 +67,19 @@ class RankedCell(CellProc):
         self.sim.published[manifest] = self.weights
         self.where = ""
         return manifest
+
+    def _pull(self, manifest: str, lineage: int, step: int) -> Iterator[float | None]:
+        self.pulling = manifest
+        yield from super()._pull(manifest, lineage, step)
+        self.pulling = ""
+
+    def _retire(self, step: int) -> None:
+        super()._retire(step)
+        for cell, other in self.sim.procs.items():
+            if not isinstance(other, RankedCell) or other.gone or other.pulling not in self.mine.values():
+                continue
+            if other.pulling not in self.sim.manifests and self.sim.ordered(cell) == other.pulling:
+                raise Violation(f"{cell} is pulling {other.pulling}, as ordered, and {self.name} gives it up")
 
     def enter(self, state: ev.CellState, lineage: int = 0, step: int = 0) -> None:
         if state == "training" and self.held and self.lineage != lineage:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from gyre.ledger.fold import fold_all
 from tests.protocol.cells import RankedCell
 from tests.protocol.world import Free
 
@@ -32,7 +31,7 @@ def at(sim: Free, cell: str, where: str) -> bool:
 
 def merged_unheard(sim: Free) -> bool:
     """The core has said `merged`, and the satellite's buffer is frozen still."""
-    state = fold_all(sim.lines)
+    state = sim.known()
     return any(
         _waits(sim, merged.source, merged.number) for found in state.lineages.values() for merged in found.merged
     )
@@ -47,17 +46,17 @@ def _waits(sim: Free, cell: str, number: int) -> bool:
 
 def fencing(sim: Free) -> bool:
     """A fence was ordered, and the core has not said so."""
-    state = fold_all(sim.lines)
+    state = sim.known()
     reign = state.reign()
     said = {(f.source, f.source_incarnation) for f in reign.fenced} if reign is not None else set()
     return bool({(f.source, f.source_incarnation) for f in state.fences_ordered} - said)
 
 
 def reach(sim: Free, moment: Callable[[Free], bool], seed: int, most: int = 3000) -> bool:
-    """Go on, in an order drawn from `seed`, until the moment comes."""
+    """Go on, in an order drawn from `seed`, until the moment comes, or nobody is left who would do anything."""
     rng = random.Random(seed)
     for _ in range(most):
-        if moment(sim) or sim.ended:
+        if moment(sim) or sim.ended or sim.waits_for_nothing:
             break
         sim.step(rng.randrange(1 << 30))
     return moment(sim)

@@ -7,9 +7,11 @@ tests/scheduling/laws.py), and over the whole history once the faults have ended
 from __future__ import annotations
 
 import random
+import sys
+from collections.abc import Collection
 
 import pytest
-from hypothesis import HealthCheck, seed, settings, strategies as st
+from hypothesis import HealthCheck, Phase, seed, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from tests.protocol.cells import RankedCell
@@ -20,6 +22,7 @@ from tests.scheduling.settings import make
 SEEDS = st.integers(0, 1 << 16)
 NAMES = ("cell-0", "cell-1", "cell-2", "scheduler", "processor", "worker-0")
 CELLS = st.sampled_from(NAMES[:3])
+COMMITTING = ("added and not merged", "about to commit", "stepped", "saving", "saved and not committed")
 ANY = st.sampled_from(NAMES)
 
 
@@ -34,8 +37,21 @@ class Protocol(RuleBasedStateMachine):
         every=st.integers(1, 2),
         mode=st.sampled_from(["elastic", "elastic", "colocate", "async"]),
         bundle=st.integers(1, 2),
+        refuse=st.sampled_from([0.0, 0.4]),
+        where=st.sampled_from(["", *SATELLITE]),
     )
-    def begin(self, seed: int, ranks: int, mu: int, lead: int, every: int, mode: str, bundle: int) -> None:
+    def begin(
+        self,
+        seed: int,
+        ranks: int,
+        mu: int,
+        lead: int,
+        every: int,
+        mode: str,
+        bundle: int,
+        refuse: float,
+        where: str,
+    ) -> None:
         schedule = {"mode": mode, "steps_per_burst": mu, "lead_steps": lead, "training_cells": 2}
         made = make(
             3,
@@ -49,10 +65,15 @@ class Protocol(RuleBasedStateMachine):
             microsteps_per_grant=bundle,
             **schedule,
         )
-        self.settled, self.sim = seed, Free(made, seed, ranks)
+        self.settled, self.sim = seed, Free(made, seed, ranks, refuse)
+        if where:  # else it begins with the run: faults from the first line on
+            reach(self.sim, lambda sim: at(sim, "cell-1", where), seed, most=600)
 
     @rule(seed=SEEDS, count=st.integers(1, 60))
     def go_on(self, seed: int, count: int) -> None:
+        self._go_on(seed, count)
+
+    def _go_on(self, seed: int, count: int) -> None:
         rng = random.Random(seed)
         for _ in range(count):
             self.sim.step(rng.randrange(1 << 30))
@@ -68,6 +89,43 @@ class Protocol(RuleBasedStateMachine):
     @rule(seed=SEEDS, moment=st.sampled_from([fencing, merged_unheard]))
     def until_an_answer_is_on_its_way(self, seed: int, moment: object) -> None:
         reach(self.sim, moment, seed, most=150)  # type: ignore[arg-type]
+
+    @rule(
+        seed=SEEDS,
+        cell=CELLS,
+        where=st.sampled_from([*SATELLITE, "added and not merged"]),
+        meanwhile=st.integers(0, 60),
+        fate=st.sampled_from(["wakes", "is replaced", "stays"]),
+    )
+    def is_taken_for_dead(self, seed: int, cell: str, where: str, meanwhile: int, fate: str) -> None:
+        """In the midst of something it stands still for so long that it is fenced. Then it may go on as if nothing was,
+        by itself or beside its successor."""
+        reach(self.sim, lambda sim: at(sim, cell, where), seed, most=400)
+        self.sim.stall(cell)
+        self.sim.notice()
+        self._go_on(seed, meanwhile)
+        if fate == "wakes":
+            self.sim.wake(cell)
+        elif fate == "is replaced":
+            self.sim.restart(cell)
+
+    @rule(seed=SEEDS, where=st.sampled_from(COMMITTING), meanwhile=st.integers(0, 60), dies=st.booleans())
+    def the_core_is_replaced(self, seed: int, where: str, meanwhile: int, dies: bool) -> None:
+        """Its successor opens a lineage while it still commits the step; that one may die soon."""
+        reach(self.sim, lambda sim: at(sim, "cell-0", where), seed, most=400)
+        self.sim.stall("cell-0")
+        self.sim.notice()
+        self._go_on(seed, 5)
+        self.sim.restart("cell-0")
+        self._go_on(seed, meanwhile)
+        if dies and not self.sim.procs["cell-0"].gone:
+            self.sim.kill(self.sim.procs["cell-0"])
+
+    @rule(seed=SEEDS, name=ANY, cell=CELLS, where=st.sampled_from(sorted({*CORE, *SATELLITE})))
+    def kill_while(self, seed: int, name: str, cell: str, where: str) -> None:
+        """It dies while a cell is in the midst of something: that cell itself, or another."""
+        if reach(self.sim, lambda sim: at(sim, cell, where), seed, most=400) and not self.sim.procs[name].gone:
+            self.sim.kill(self.sim.procs[name])
 
     @rule(name=ANY)
     def kill(self, name: str) -> None:
@@ -120,7 +178,7 @@ class Protocol(RuleBasedStateMachine):
             del self.sim.manifests[name]
 
     def teardown(self) -> None:
-        if hasattr(self, "sim"):
+        if hasattr(self, "sim") and sys.exc_info()[0] is None:  # after a violation there is no run to finish
             self.sim.settle(self.settled)
 
 
@@ -128,14 +186,16 @@ CHUNK = 25
 CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
 
-def explore(chunk: int, steps: int) -> None:
-    """CHUNK histories of up to `steps` rules each; equal chunks are equal histories."""
+def explore(chunk: int, steps: int, histories: int = CHUNK, phases: Collection[Phase] = tuple(Phase)) -> None:
+    """That many histories of up to `steps` rules each; equal chunks are equal histories."""
     chosen = settings(
-        max_examples=CHUNK,
+        max_examples=histories,
         stateful_step_count=steps,
         deadline=None,
         database=None,
         suppress_health_check=CHECKS,
+        phases=phases,
+        report_multiple_bugs=False,
     )
     run_state_machine_as_test(seed(chunk)(Protocol), settings=chosen)
 
@@ -148,5 +208,5 @@ def test_histories(chunk: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("chunk", range(9, 17))
-def test_many_histories(chunk: int) -> None:
-    explore(chunk, steps=20)
+def test_thousands_of_histories(chunk: int) -> None:
+    explore(chunk, steps=20, histories=250)

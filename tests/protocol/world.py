@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from gyre.ledger.fold import fold_all
+from gyre.ledger.fold import LateCut, afresh, fold, fold_all
 from gyre.ledger.state import RunState
 from gyre.ledger.tail import Line
 from gyre.scheduling.settings import Settings
 from tests.scheduling.laws import Laws
-from tests.scheduling.world import TICK, Killed, Proc, Sim, Violation
+from tests.scheduling.world import TICK, Faults, Killed, Proc, Sim, Violation, fold_all_from
 
 Action = Callable[[], None]
 Weights = tuple[int, int]
@@ -25,19 +25,22 @@ Weights = tuple[int, int]
 
 QUIET = 60
 """Actions without a line after which time passes: the scheduler thinks of itself."""
+IDLE = 4
+"""So many times time passes without a line: every deadline is over, nothing but a fault or its end brings news."""
 STUCK = 30
 """So many times time passes without a line: deadlock."""
 LONGEST = 40_000
 
 
 class Free(Sim):
-    """Processes whose actions anybody picks: hypothesis, or `random` from a seed."""
+    """Processes whose actions anybody picks: hypothesis, or `random` from a seed. `refuse`: chance that the core
+    cannot pull a contribution."""
 
-    def __init__(self, settings: Settings, seed: int, ranks: int) -> None:
+    def __init__(self, settings: Settings, seed: int, ranks: int, refuse: float = 0.0) -> None:
         from tests.protocol.cells import RankedCell
 
         self.laws = Laws(settings)
-        super().__init__(settings, seed, watch=self.laws.order, calm=self.laws.calm)
+        super().__init__(settings, seed, Faults(refuse=refuse), watch=self.laws.order, calm=self.laws.calm)
         self.kinds = {**self.kinds, "cell": RankedCell}
         self.ranks = ranks
         self._pool: list[tuple[Proc, Action]] = []
@@ -58,8 +61,24 @@ class Free(Sim):
         self.parents: dict[Weights, Weights] = {}
         """What each commit stepped from."""
         self._lines_then = self._quiet = self._stuck = 0
+        self._state, self._folded = RunState(), 0
         for name in ("scheduler", "processor", *settings.workers, *settings.cells):
             self.birth(name)
+
+    def known(self) -> RunState:
+        """All lines so far, folded."""
+        try:
+            for line in self.lines[self._folded :]:
+                fold(self._state, line)
+        except LateCut:
+            self._state = fold_all_from(afresh(self._state), self.lines)
+        self._folded = len(self.lines)
+        return self._state
+
+    def ordered(self, cell: str) -> str:
+        """The manifest that the newest role order to the newest incarnation of `cell` names."""
+        order = self.known().roles.get(cell)
+        return order.manifest if order is not None and order.incarnation == self.procs[cell].incarnation else ""
 
     # ---- what can happen ----
 
@@ -176,6 +195,10 @@ class Free(Sim):
         """Counters that stand still are seen to."""
         self.noticed |= {*self.down(), *self.stalled}
 
+    @property
+    def waits_for_nothing(self) -> bool:
+        return self._stuck >= IDLE
+
     def dead(self) -> frozenset[str]:
         return frozenset(self.noticed)
 
@@ -185,6 +208,7 @@ class Free(Sim):
         """No more faults: everything comes back, and the run has to end. What must hold of the whole history."""
         rng = random.Random(seed)
         self.armed.clear()
+        self.faults.refuse = 0.0
         self._quiet = self._stuck = 0
         for name in list(self.stalled):
             self.wake(name)

@@ -271,10 +271,8 @@ class CellProc(Proc):
     def _open_lineage(self, order: ev.LineageOrdered) -> Pause:
         yield self.sim.draw(0.2, 2.0)
         openings = [(n, found.opened.step) for n, found in fold_all(self.sim.lines).lineages.items()]
-        step, origin = max(
-            ((s, made) for made, s in self.sim.checkpoints if all(made >= n or s <= begun for n, begun in openings)),
-            default=(0, 0),
-        )
+        known = [(s, made) for made, s in self.sim.checkpoints if self.counts(made, s, openings)]
+        step, origin = max(known, default=(0, 0))
         self.lineage, self.buffer, self.opened = order.lineage, [], step
         yield from self.load(origin, step)
         version = self.sim.settings.version(step)
@@ -287,6 +285,10 @@ class CellProc(Proc):
                 manifest=self.publish(order.lineage, step),
             )
         )
+
+    def counts(self, made: int, step: int, openings: list[tuple[int, int]]) -> bool:
+        """Does lineage `made`'s checkpoint of `step` stand, after these (lineage, step) openings?"""
+        return all(made >= lineage or step <= begun for lineage, begun in openings)
 
     # What a cell's ranks do, for a model of them.
 

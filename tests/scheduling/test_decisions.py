@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
+
 from gyre.ledger import events as ev
 from gyre.ledger.fold import fold
 from gyre.ledger.state import RunState
@@ -233,13 +235,23 @@ def test_what_a_lost_worker_ran_is_dispatched_again_and_what_it_ended_is_not() -
     assert (again.worker, again.executions) == ("worker-1", [ev.Dispatch("g00000-01", 2, "a")])
 
 
-def test_a_task_whose_environment_fails_in_two_groups_is_set_aside() -> None:
+@pytest.mark.parametrize("reason", ["image_unavailable: gone", "environment_unhealthy", "grader_failed: no reward"])
+def test_a_task_whose_environment_or_grader_fails_in_two_groups_is_set_aside(reason: str) -> None:
     told = burst(serving(), 2, executions=1)
     for group in ("g00000", "g00001"):
         assert admission.set_aside(told.world(make())) == []
-        run(told, f"{group}-00", "excluded", reason="image not found")
+        run(told, f"{group}-00", "excluded", reason=reason)
         told.tell("scheduler", ev.Consumed(step=1, group=group, void=True))
     assert [o.task for o in admission.set_aside(told.world(make())) if isinstance(o, ev.TaskSetAside)] == ["a"]
+
+
+def test_a_task_whose_executions_fail_by_themselves_is_not_set_aside() -> None:
+    told = burst(serving(), 2, executions=2)
+    for group in ("g00000", "g00001"):
+        run(told, f"{group}-00", "excluded", reason="grader_failed")
+        run(told, f"{group}-01", "excluded", reason="overall_timeout")
+        told.tell("scheduler", ev.Consumed(step=1, group=group, void=True))
+    assert admission.set_aside(told.world(make())) == []
 
 
 def test_the_last_evaluation_has_a_burst_of_its_own_and_the_last_weights() -> None:

@@ -140,7 +140,7 @@ def test_a_full_disk_leaves_nothing_behind_and_costs_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr("gyre.ledger.chunks.os.fsync", full)
-        with pytest.raises(UserError, match="No space left") as caught:
+        with pytest.raises(UserError, match="is full: free space, then gyre resume") as caught:
             trainer.save_checkpoint(folder, CheckpointMeta(1, 2, 2), "b")
     assert caught.value.code == 1 and "\n" not in str(caught.value)
     assert [path.name for path in folder.iterdir()] == [first.path.name]
@@ -194,7 +194,7 @@ def test_a_write_in_the_background_that_fails_is_told_at_the_next_call(
     with monkeypatch.context() as patch:
         patch.setattr("gyre.ledger.chunks.os.fsync", full)
         assert trainer.begin_checkpoint(tmp_path, META, "n") is True
-        with pytest.raises(UserError, match="No space left"):
+        with pytest.raises(UserError, match="is full: free space, then gyre resume"):
             trainer.checkpoint_written(wait=True)
     assert list(tmp_path.glob("step-*")) == []
     assert trainer.begin_checkpoint(tmp_path, META, "m") is True  # there is room again

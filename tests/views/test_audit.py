@@ -8,10 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from gyre.cli.export_ import export
 from gyre.errors import UserError
+from gyre.launch.evaluate import find_subject
 from gyre.ledger import events as ev
+from gyre.ledger.checkpoints import chosen
 from gyre.ledger.layout import RunFolder
 from gyre.ledger.microstep_files import read_microstep
 from gyre.views.audit import audit
@@ -200,6 +204,26 @@ def test_a_damaged_checkpoint(run: RunFolder, damage: Callable[[Path], object], 
     damage(run.checkpoint_path(1))
     rule, breach = first(run)
     assert rule == "checkpoints are whole, and of the steps that stand" and word in breach
+
+
+def test_a_checkpoint_that_a_lineage_left_after_its_end_counts_for_nobody(run: RunFolder, tmp_path: Path) -> None:
+    opened = ev.LineageOpened(lineage=2, step=1, version=1, weight_version="w1", manifest="m1")
+    core = said(run, CORE)
+    rewrite_journal(run, CORE, [*core, opened])
+    left = write_checkpoint(run, 1, 2, ["x"], "z")
+    assert first(run) == ("", "")
+    info, (line,) = chosen(run.checkpoints, 0, read_run(run).state.openings())
+    assert info is not None and info.path == run.checkpoint_path(1) and str(left) in line
+    with pytest.raises(UserError, match="of lineage 1, which ended before this step counted"):
+        export(to=tmp_path / "out", run=str(run.path), step=2)
+    with pytest.raises(UserError, match="of lineage 1, which ended before this step counted"):
+        find_subject(str(run.path), None, 2, lambda _: None)
+
+    again = [msgspec.structs.replace(core[-1], lineage=2), msgspec.structs.replace(opened, step=0)]
+    rewrite_journal(run, CORE, [*core, *reversed(again)])
+    breaches = {rule.rule: rule.breaches for rule in audit(read_run(run))}
+    (breach,) = breaches["checkpoints are whole, and of the steps that stand"]
+    assert "of a lineage that had ended; that of the step that stands is missing" in breach
 
 
 def test_a_checkpoint_of_another_lineage_or_of_other_microsteps(run: RunFolder) -> None:

@@ -148,3 +148,9 @@ def test_the_keys_that_scripts_read() -> None:
     wanted = {"step", "version", "reward", "seconds", "staleness", "tokens_sampled", "tokens_trained", "tokens_dropped"}
     assert wanted <= set(found["steps"][0])
     assert {"name", "role", "since", "switches"} <= set(found["cells"][0])
+
+
+def test_a_task_that_was_set_aside_is_named() -> None:
+    told = [*history(), Line("scheduler", 1, 99, 99.0, ev.TaskSetAside(task="bad", reason="its grader failed"))]
+    summary = summarise(fold_all(told), RECIPE)
+    assert summary.set_aside == {"bad": "its grader failed"}
