@@ -35,16 +35,22 @@ def finished(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[
     drill.home.mkdir()
     try:
         drill.submit()
-        name, inside = drill.hold_one(CORE)
-        drill.until(lambda state: moments.current(state, CORE).state == "training")
-        assert drill.state.routes[name] == SATELLITE
+        held = [both_train(drill, step) for step in (1, 2)]
         drill.look_at_sockets()
-        procs.thaw(*inside)
-        drill.until_both_train()
         drill.assert_completed()
-        yield drill, name
+        yield drill, held[0]
     finally:
         drill.stop()
+
+
+def both_train(drill: Drill, step: int) -> str:
+    """In the burst of `step` both cells get to train, however slow one is. The execution that was held for that."""
+    name, inside = drill.hold_one(CORE)
+    drill.until(lambda state: moments.core_training(state, step=step))
+    assert drill.state.routes[name] == SATELLITE
+    procs.thaw(*inside)
+    drill.until_both_train()
+    return name
 
 
 def test_nothing_is_lost_counted_twice_or_left_behind(finished: tuple[Drill, str]) -> None:
