@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from gyre.engines.client import EngineClient
 from gyre.engines.errors import EngineRefused
+from gyre.engines.shared import SharedBuckets
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +33,11 @@ def serialize_bucket(named_tensors: list[tuple[str, torch.Tensor]]) -> str:
     stream = io.BytesIO()
     pickle.dump(owned, stream, protocol=pickle.HIGHEST_PROTOCOL)
     return base64.b64encode(stream.getbuffer()).decode("ascii")
+
+
+def serialize_for_all(named_tensors: list[tuple[str, torch.Tensor]], receivers: int) -> list[str]:
+    """`serialize_bucket` for each of `receivers` processes."""
+    return [serialize_bucket(named_tensors)] * receivers
 
 
 def _owned(tensor: torch.Tensor) -> torch.Tensor:
@@ -62,9 +68,11 @@ async def push_weights(
     version: str,
     bucket_bytes: int,
     tensor_parallel: int = 1,
+    shared_by: str = "",
 ) -> str:
     """Make the engine serve exactly `named_tensors` under `version`; return the engine's checksum of them.
 
+    `shared_by`: the secret by which SGLang on this node takes them from shared memory; without one they are sent.
     Requests in flight end with partial output. On any error the engine stays paused under the version `UPDATING`: push
     again. Raises EngineUnavailable and EngineRefused.
     """
@@ -72,9 +80,9 @@ async def push_weights(
     await client.wait_idle()
     await client.set_version(UPDATING)
     await _begin(client)
+    serialize = SharedBuckets(shared_by).serialize if shared_by else serialize_for_all
     for bucket in buckets(named_tensors, bucket_bytes):
-        encoded = await asyncio.to_thread(serialize_bucket, bucket)
-        await client.update_tensors([encoded] * tensor_parallel)
+        await client.update_tensors(await asyncio.to_thread(serialize, bucket, tensor_parallel))
     await client.end_weight_update()
     await client.flush_cache()
     await client.set_version(version)

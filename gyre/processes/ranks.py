@@ -82,7 +82,8 @@ class Ranks:
     async def _start_one(self, name: str, rank: int, arguments: list[str], logs: Path) -> None:
         place = ["--rank", str(rank), "--rendezvous", f"file://{self._meeting.name}/store"]
         argv = [sys.executable, "-m", "gyre.processes.trainer_rank", *arguments, *place]
-        env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        # a rank ends by a kill: what it leaves in its temporary folder goes with the meeting's
+        env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "TMPDIR": self._meeting.name}
         if rank:
             self.children.append(await Child.start(name, argv, logs / f"{name}.log", env))
             return

@@ -138,8 +138,10 @@ class Rank:
         keys = json.loads((self.run.keys / key_file).read_text())
         async with aiohttp.ClientSession() as session:
             client = EngineClient(url, session, keys["api_key"], keys["admin_key"], None)
+            # the engine is on this node: SGLang reads what it is offered there, the reference engine what it is sent
+            shared_by = keys["admin_key"] if self.recipe.rollout.engine == "sglang" else ""
             return await push_weights(
-                client, tensors, weight_version, BUCKET_BYTES, self.recipe.rollout.tensor_parallel
+                client, tensors, weight_version, BUCKET_BYTES, self.recipe.rollout.tensor_parallel, shared_by
             )
 
     def _bytes(self, manifest: Manifest) -> Pulled:

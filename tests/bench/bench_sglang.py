@@ -2,9 +2,10 @@
 
     PYTHONPATH=. python tests/bench/bench_sglang.py [--rounds 5]
 
-Two servers on CPU share a store of KV pages. Weights: a random Qwen3 of about 100 M bytes, pushed in buckets and loaded
-from disk in turn. A switch: calls with long prompts are cut on one server and go on on the other, with what the store
-has, and under a salt of their own, which is what a cell without a store finds.
+Two servers on CPU share a store of KV pages. Weights: a random Qwen3 of about 100 M bytes, pushed in buckets of shared
+memory, in buckets that are sent, and loaded from disk, in turn. A switch: calls with long prompts are cut on one server
+and go on on the other, with what the store has, and under a salt of their own, which is what a cell without a store
+finds.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from tests.sglang.server import Server, add_tokenizer, launch
 
 CALLS, PROMPT, CUT = 4, 3000, 64
 VERSION = "1.1-aaaa"
+BUCKET = 256 << 20
 WIDE = {**SHAPE, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "head_dim": 64}
 
 
@@ -51,16 +53,20 @@ async def timed(work: Callable[[], Awaitable[object]]) -> float:
     return time.perf_counter() - began
 
 
-async def updates(client: EngineClient, oracle: Oracle, model: str, rounds: int) -> None:
+async def updates(client: EngineClient, key: str, oracle: Oracle, model: str, rounds: int) -> None:
     named = oracle.named()
     gigabytes = sum(tensor.nbytes for _, tensor in named) / 1e9
-    seconds: dict[str, list[float]] = {"tensor buckets": [], "disk": []}
+    ways: dict[str, Callable[[str], Awaitable[object]]] = {
+        "shared memory": lambda version: push_weights(client, named, version, BUCKET, shared_by=key),
+        "sent": lambda version: push_weights(client, named, version, BUCKET),
+        "disk": lambda version: client.update_from_disk(model, version),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds + 1):
-        pushed = await timed(lambda n=number: push_weights(client, named, f"1.{n}-push", 256 << 20))  # type: ignore[misc]
-        loaded = await timed(lambda n=number: client.update_from_disk(model, f"1.{n}-disk"))  # type: ignore[misc]
-        if number:  # the first of each warms up
-            seconds["tensor buckets"].append(pushed)
-            seconds["disk"].append(loaded)
+        for name, way in ways.items():
+            took = await timed(lambda n=number, way=way: way(f"1.{n}-weights"))  # type: ignore[misc]
+            if number:  # the first of each warms up
+                seconds[name].append(took)
     print(f"\nweight update of {gigabytes * 1e3:.0f} MB, median of {rounds}")
     for name, found in seconds.items():
         middle = statistics.median(found)
@@ -84,13 +90,13 @@ async def cut(client: EngineClient, prompt: list[int], tokens: int) -> list[int]
     return prompt + got
 
 
-async def switches(leaves: EngineClient, stays: EngineClient, oracle: Oracle, rounds: int) -> None:
+async def switches(leaves: EngineClient, stays: EngineClient, key: str, oracle: Oracle, rounds: int) -> None:
     phases: dict[str, list[float]] = {}
     read: dict[str, list[int]] = {"with the store": [], "without": []}
     first: dict[str, list[float]] = {"with the store": [], "without": []}
     total = 0
     for client in (leaves, stays):
-        await push_weights(client, oracle.named(), VERSION, 256 << 20)
+        await push_weights(client, oracle.named(), VERSION, BUCKET)
     for number in range(rounds):
         prompts = np.random.default_rng(number).integers(0, 600, (CALLS, PROMPT)).tolist()
         whole = await asyncio.gather(*(cut(leaves, prompt, CUT) for prompt in prompts))
@@ -110,7 +116,7 @@ async def switches(leaves: EngineClient, stays: EngineClient, oracle: Oracle, ro
             read[name].append(sum(one.prompt_tokens - one.cached_tokens for one in done))
         total += sum(len(ids) for ids in whole)
         phases.setdefault("resume", []).append(await timed(lambda: leaves.resume_memory(["kv_cache", "weights"])))
-        pushed = await timed(lambda: push_weights(leaves, oracle.named(), VERSION, 256 << 20))
+        pushed = await timed(lambda: push_weights(leaves, oracle.named(), VERSION, BUCKET, shared_by=key))
         phases.setdefault("push, checksum", []).append(pushed)
     print(f"\na switch, median of {rounds}")
     for name, found in phases.items():
@@ -125,8 +131,9 @@ async def switches(leaves: EngineClient, stays: EngineClient, oracle: Oracle, ro
 async def measure(one: Server, other: Server, oracle: Oracle, model: str, rounds: int) -> None:
     async with aiohttp.ClientSession() as session:
         first, second = one.place.client(session), other.place.client(session)
-        await updates(first, oracle, model, rounds)
-        await switches(first, second, oracle, rounds)
+        key = one.place.admin_key or ""
+        await updates(first, key, oracle, model, rounds)
+        await switches(first, second, key, oracle, rounds)
 
 
 def main() -> None:

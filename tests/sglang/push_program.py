@@ -22,7 +22,8 @@ from gyre.training.trainer import Trainer
 async def push(order: dict[str, Any], tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
     async with aiohttp.ClientSession() as session:
         client = EngineClient(order["url"], session, order["api_key"], order["admin_key"])
-        return await push_weights(client, tensors, order["version"], 1 << 16, order["engine_ranks"])
+        ranks = order["engine_ranks"]
+        return await push_weights(client, tensors, order["version"], 1 << 16, ranks, order["admin_key"])
 
 
 def main(folder: Path, rank: int) -> None:

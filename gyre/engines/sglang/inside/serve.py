@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import socket
 import sys
@@ -43,6 +44,8 @@ class Server:
         from sglang.srt.utils import auth
 
         load_plugins()
+        # the secret by which the schedulers, who inherit it, are given the descriptors of weights in shared memory
+        multiprocessing.current_process().authkey = self.keys["admin_key"].encode()
         arguments = self._parse()
         gate = auth.add_api_key_middleware
 
