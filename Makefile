@@ -11,6 +11,7 @@ quickstart: $(STAMP)
 	$(BIN)/gyre submit recipes/quickstart.toml --local
 
 test: $(STAMP) lint
+	-bash scripts/system-packages squashfs-tools  # to build the SIF images of tests, which skip without it
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow"
 
 HARNESSES := claude-code@2.1.220 claude-code@2.1.332 codex@0.171.0 qwen-code@0.15.10 \
