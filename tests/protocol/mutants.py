@@ -161,4 +161,4 @@ MUTANTS: dict[Callable[[Patch], None], int] = {
     merges_of_an_earlier_lineage_count: 0,
     a_successor_is_accepted_without_a_cut: 32,
 }
-"""Each with the first chunk of histories that found it: where the search begins."""
+"""Each with the first chunk of histories that found it when these tests ran alone: where the search begins."""

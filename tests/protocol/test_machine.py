@@ -187,7 +187,8 @@ CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_t
 
 
 def explore(chunk: int, steps: int, histories: int = CHUNK, phases: Collection[Phase] = tuple(Phase)) -> None:
-    """That many histories of up to `steps` rules each; equal chunks are equal histories."""
+    """That many histories of up to `steps` rules each; equal chunks are equal histories while the same modules are
+    loaded: hypothesis takes constants from their sources."""
     chosen = settings(
         max_examples=histories,
         stateful_step_count=steps,

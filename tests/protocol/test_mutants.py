@@ -10,12 +10,13 @@ from hypothesis import Phase
 from tests.protocol.mutants import MUTANTS, Patch
 from tests.protocol.test_machine import CHUNK, explore
 
-BUDGET = 40
-"""Chunks of histories."""
+BUDGET = 400
+"""Chunks of histories. What hypothesis draws depends on the modules that are loaded, too, so a chunk that found a
+mutant may find nothing in another session. The rarest mutant was found in about one of 40."""
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_a_mutant_is_caught(mutant: Callable[[Patch], None], monkeypatch: Patch) -> None:
     mutant(monkeypatch)
