@@ -1,12 +1,13 @@
 """Whole files of the run folder: written aside and renamed, read back as typed values.
 
-Owns atomic replacement and the one error for a file system that refuses a write.
+Owns atomic replacement, the one error for a file system that refuses a write, and the lock of what is built once.
 Invariant: a reader sees an old file or a new one, whole; what was acknowledged is on the disk.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import secrets
@@ -69,6 +70,17 @@ def ledger_writes(path: Path) -> Iterator[None]:
         if errno_of(error) in FULL | REFUSED:
             raise write_error(path, error) from error
         raise
+
+
+@contextmanager
+def alone(lock: Path) -> Iterator[None]:
+    """Waits until nobody else, in any process that reaches the file `lock`, is in such a block; its end lets go."""
+    fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def fsync_folder(path: Path) -> None:

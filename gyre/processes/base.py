@@ -43,6 +43,8 @@ HANGS = 4
 """A process whose counter stands still for so many times `local.liveness` is killed; others give it up after one."""
 EXIT_PARENT_GONE = 3
 EXIT_SCHEDULER_SILENT = 4
+EXIT_RESTART = 75
+"""Of an incarnation that is of no use any more: the next one begins afresh."""
 GRACE_SECONDS = 5.0
 """For a process whose parent is gone to end in order; then it ends all the same."""
 

@@ -21,7 +21,7 @@ from gyre.ledger import events as ev
 from gyre.ledger.layout import RunFolder
 from gyre.ledger.orders import CELL_ORDERS
 from gyre.ledger.tail import Line
-from gyre.processes.base import HANGS, EndProcess, Process, run_process
+from gyre.processes.base import EXIT_RESTART, HANGS, EndProcess, Process, run_process
 from gyre.processes.children import Child, ChildDied
 from gyre.processes.engine_child import EngineChild
 from gyre.processes.leases import keep_manifests
@@ -32,7 +32,6 @@ log = logging.getLogger("gyre")
 RETRY_SECONDS = 0.2
 WRITING_SECONDS = 1.0
 """How often a checkpoint that is being written is looked after."""
-EXIT_RESTART = 75
 
 
 @dataclass(frozen=True)

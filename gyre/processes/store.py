@@ -13,11 +13,10 @@ from gyre.engines.sglang.store import free_port, master_arguments
 from gyre.ledger import events as ev
 from gyre.ledger.layout import RunFolder
 from gyre.processes.address import node_address
-from gyre.processes.base import EndProcess, Process, run_process
+from gyre.processes.base import EXIT_RESTART, EndProcess, Process, run_process
 from gyre.processes.children import Child
 
 ANSWER_POLL = 0.1
-EXIT_RESTART = 75
 
 
 class StoreKeeper(Process):

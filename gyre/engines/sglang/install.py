@@ -6,7 +6,6 @@ holds a digest of the list, so another list is another environment; two installa
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import shutil
 import subprocess
@@ -15,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gyre.errors import UserError
+from gyre.ledger.files import alone
 from gyre.ledger.layout import cache_home
 
 VERSION = "0.5.23"
@@ -57,8 +57,7 @@ def install(say: Say, cache: Path | None = None, run: Run | None = None) -> Path
     """
     folder = environment(cache)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with open(folder.parent / f".{folder.name}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with alone(folder.parent / f".{folder.name}.lock"):
         if not (folder / COMPLETE).exists():
             _build(folder, say, run or _run)
         _copy_shim(folder)

@@ -7,7 +7,6 @@ builders, in any processes of any machines, one builds and the others wait for i
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -27,6 +26,7 @@ from gyre.executions.images.oci import ImageConfig, is_layout, read_oci, unpack_
 from gyre.executions.images.sif import unpack_sif
 from gyre.executions.images.unpack import ImageError
 from gyre.executions.layers import private_folder, remove_tree
+from gyre.ledger.files import alone
 from gyre.ledger.layout import cache_home
 from gyre.recipe import schema
 
@@ -89,7 +89,7 @@ def unpacked(image: Image, cache: Path | None = None) -> Path:
         root = home / _digest(image, home) / "root"
         if root.is_dir():
             return root
-        with _alone(home / f".{root.parent.name}.lock"):
+        with alone(home / f".{root.parent.name}.lock"):
             if not root.is_dir():
                 _build(image, root.parent)
     return root
@@ -120,16 +120,6 @@ def _named(path: Path) -> Iterator[None]:
         yield
     except FAULTS as error:
         raise UserError(f"{path}: not a usable image: {' '.join(str(error).split())}", code=1) from error
-
-
-@contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
 
 
 def _digest(image: Image, home: Path) -> str:
