@@ -1,86 +1,24 @@
 """Reads task folders in the Harbor format (Terminal-Bench 2): instruction.md, task.toml, environment/, tests/test.sh.
 
-Owns the reader of task.toml (schema 1.0 to 1.4 and its older keys). Invariant: what gyre's sandboxes do not cover is
-refused here, with the file and the key, before anything is submitted.
+Owns what of such a folder becomes a `Task`. Invariant: what gyre's sandboxes do not cover is refused here,
+with the file and the key, before anything is submitted.
 """
 
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
-
-import msgspec
-from msgspec import Struct, field
 
 from gyre.errors import UserError
 from gyre.executions.dockerfile import Environment, read_or_refuse
-from gyre.executions.healthcheck import Healthcheck
+from gyre.executions.formats.harbor_toml import TaskToml, read_artifacts, read_toml, resolve_env
 from gyre.executions.limits import MIB
 from gyre.executions.tasks import DEFAULT_WORKDIR, Task, environment_digest
 
-SCHEMAS = ("1.0", "1.1", "1.2", "1.3", "1.4")
 COMPOSE_FILES = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
 CANARY = re.compile(r"canary", re.IGNORECASE)
 COMMENT = re.compile(r"^\s*(#|//|<!--)")
-VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
-
-
-class _Agent(Struct):
-    timeout_sec: float = 0.0
-    user: str | int | None = None
-    network_mode: str = ""
-
-
-class _Verifier(Struct):
-    timeout_sec: float = 600.0
-    user: str | int | None = None
-    env: dict[str, str] = field(default_factory=dict)
-    environment_mode: Literal["shared", "separate"] = "shared"
-    environment: dict[str, Any] | None = None
-    collect: list[Any] = field(default_factory=list)
-    network_mode: str = ""
-
-
-class _Artifact(Struct):
-    source: str
-    service: str = "main"
-
-
-class _Solution(Struct):
-    env: dict[str, str] = field(default_factory=dict)
-
-
-class _Environment(Struct):
-    docker_image: str = ""
-    memory_mb: int = 0
-    storage_mb: int = 0
-    memory: str = ""
-    storage: str = ""
-    gpus: int = 0
-    env: dict[str, str] = field(default_factory=dict)
-    workdir: str = ""
-    healthcheck: Healthcheck | None = None
-    mcp_servers: list[Any] = field(default_factory=list)
-    os: str = "linux"
-    tpu: Any = None
-    skills_dir: str = ""
-    network_mode: str = ""
-
-
-class _TaskToml(Struct):
-    """The keys that gyre acts on; others (metadata, authors, ...) describe the task and are left alone."""
-
-    schema_version: str = ""
-    version: str = ""
-    agent: _Agent = field(default_factory=_Agent)
-    verifier: _Verifier = field(default_factory=_Verifier)
-    environment: _Environment = field(default_factory=_Environment)
-    solution: _Solution = field(default_factory=_Solution)
-    steps: list[Any] = field(default_factory=list)
-    artifacts: list[str | _Artifact] = field(default_factory=list)
 
 
 def recognises(folder: Path) -> bool:
@@ -93,7 +31,7 @@ def load(folder: Path, env: Mapping[str, str]) -> Task:
         if not (folder / needed).is_file():
             raise UserError(f"{folder / needed}: missing; a task needs instruction.md, task.toml and tests/test.sh")
     toml_path = folder / "task.toml"
-    toml = _read_toml(toml_path)
+    toml = read_toml(toml_path)
     _refuse_uncovered(toml, toml_path, folder)
     environment = _read_environment(folder, toml)
     given = toml.environment.workdir or environment.workdir
@@ -118,44 +56,11 @@ def load(folder: Path, env: Mapping[str, str]) -> Task:
         digest=environment_digest(folder.name, workdir, folder / "environment"),
         healthcheck=toml.environment.healthcheck,
         separate=toml.verifier.environment_mode == "separate",
-        artifacts=_artifacts(toml, toml_path),
+        artifacts=read_artifacts(toml, toml_path),
     )
 
 
-def resolve_env(env: Mapping[str, str], host_env: Mapping[str, str], source: Path, key: str) -> dict[str, str]:
-    """`${VAR}` and `${VAR:-default}` replaced from `host_env`; a VAR without value and default is a
-    UserError.
-    """
-
-    def value(match: re.Match[str]) -> str:
-        name, default = match.group(1), match.group(2)
-        if name in host_env:
-            return host_env[name]
-        if default is None:
-            raise UserError(f"{source}: {key} needs the environment variable {name}; export it")
-        return default
-
-    return {name: VARIABLE.sub(value, text) for name, text in env.items()}
-
-
-def _read_toml(path: Path) -> _TaskToml:
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UserError(f"{path}: not readable as TOML: {error}") from error
-    if not isinstance(data.get("version", ""), str):
-        data["version"] = str(data["version"])
-    try:
-        toml = msgspec.convert(data, _TaskToml, strict=False)
-    except msgspec.ValidationError as error:
-        raise UserError(f"{path}: {error}") from error
-    schema = toml.schema_version or toml.version or SCHEMAS[0]
-    if schema not in SCHEMAS:
-        raise UserError(f"{path}: schema_version {schema!r} is not one of {', '.join(SCHEMAS)}")
-    return toml
-
-
-def _refuse_uncovered(toml: _TaskToml, path: Path, folder: Path) -> None:
+def _refuse_uncovered(toml: TaskToml, path: Path, folder: Path) -> None:
     root_users = (None, "", "root", 0, "0")
     open_to_some = any("allowlist" in part.network_mode for part in (toml.agent, toml.verifier, toml.environment))
     own_image = [name for name in ("Dockerfile", "docker-compose.yaml") if (folder / "tests" / name).is_file()]
@@ -184,15 +89,7 @@ def _refuse_uncovered(toml: _TaskToml, path: Path, folder: Path) -> None:
             raise UserError(f"{path}: {key}.timeout_sec must be a number of seconds, not {seconds}")
 
 
-def _artifacts(toml: _TaskToml, path: Path) -> tuple[str, ...]:
-    found = [_Artifact(item) if isinstance(item, str) else item for item in toml.artifacts]
-    for artifact in found:
-        if artifact.service != "main" or not artifact.source or ".." in artifact.source.split("/"):
-            raise UserError(f"{path}: artifacts: {artifact.source!r} must be a path of the main service, without ..")
-    return tuple(artifact.source for artifact in found)
-
-
-def _read_environment(folder: Path, toml: _TaskToml) -> Environment:
+def _read_environment(folder: Path, toml: TaskToml) -> Environment:
     for name in COMPOSE_FILES:
         if (folder / "environment" / name).exists():
             raise UserError(f"{folder / 'environment' / name}: compose files are not covered; leave this task out")
