@@ -35,6 +35,7 @@ from gyre.executions.layers import (
 )
 from gyre.executions.limits import watch
 from gyre.executions.sandbox import PATH, ExitStatus, SandboxFailure, SandboxSpec, with_before
+from gyre.executions.task_cap import TaskCap
 from gyre.executions.tasks import Task
 
 PORT = 8400
@@ -107,8 +108,8 @@ def process_limit(processes: int) -> int:
     """RLIMIT_NPROC for the launcher, or -1 where it would count this user's processes outside the sandbox
     too.
 
-    Since Linux 5.14 the count belongs to the user namespace. (It never binds the machine's root; the watchdog
-    does.)
+    Since Linux 5.14 the count belongs to the user namespace. (It never binds the machine's root: `TaskCap` and the
+    watchdog do.)
     """
     major, minor = (int("".join(filter(str.isdigit, part)) or 0) for part in platform.release().split(".")[:2])
     return processes if (major, minor) >= (5, 14) else -1
@@ -204,6 +205,7 @@ class RunningBubblewrap:
         self._log = log
         self._limit = ""
         self._watchdog: asyncio.Task[None] | None = None
+        self._cap: TaskCap | None = None
         self._dead = False
 
     async def become_ready(self, channel: socket.socket, info: int) -> None:
@@ -225,6 +227,7 @@ class RunningBubblewrap:
             self._inner = ProcessEnd(_child_pid(info))
         except ProcessLookupError:
             raise SandboxFailure("the sandbox was killed while it started") from None
+        self._cap = TaskCap.around(self._inner.pid, self._spec.limits.processes)
         self._watchdog = asyncio.create_task(
             watch(self._inner.pid, self._spec.upper, self._spec.limits, self._over_limit)
         )
@@ -282,6 +285,8 @@ class RunningBubblewrap:
         for end in (self._inner, self._outer_end):
             if end is not None:
                 end.close()
+        if self._cap is not None:
+            self._cap.remove()
         self._log.finish()
 
     def snapshot(self, target: Path) -> Path:
