@@ -174,7 +174,16 @@ def test_harbor_reads_the_same(lab: Any, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "toml", ["[agent]\ntimeout_sec = 'soon'", "[environment]\nmemory = 'lots'", "[verifier]\nenvironment_mode = 'both'"]
+    "toml",
+    [
+        "[agent]\ntimeout_sec = 'soon'",
+        "[environment]\nmemory = 'lots'",
+        "[verifier]\nenvironment_mode = 'both'",
+        "multi_step_reward_strategy = 'best'",
+        "[[steps]]\nmin_reward = 1",
+        "[[steps]]\nname = 'a'\nmin_reward = 'much'",
+        *(f"[[steps]]\nname = '{name}'" for name in ("", "..", "a/b", "a.", "con", "a:b", "x" * 256)),
+    ],
 )
 def test_what_harbor_refuses_gyre_refuses(lab: Any, toml: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if not HARBOR.is_dir():

@@ -20,6 +20,8 @@ from gyre.executions.harnesses import Launch, LaunchRequest, find_harness
 from gyre.executions.process_sandbox import ProcessSandbox
 from gyre.executions.steps import below, combined
 from gyre.executions.tasks import Task, load_task
+from gyre.launch.submit import refuse_long
+from gyre.recipe import schema
 from tests.executions.test_execution import SECRET, TIMES
 
 STOCK = Path(__file__).parents[2] / "recipes/tasks/several-steps/stock-count"
@@ -372,3 +374,16 @@ def test_what_a_step_takes_from_its_task(lab: Any) -> None:
     assert (one.artifacts, two.artifacts) == (("a", "b"), ("a",))
     assert (one.min_reward, two.min_reward) == ({"a": 0.5}, {"reward": 1.0})
     assert (one.separate, two.separate) == (False, True)
+
+
+def test_a_recipe_whose_execution_is_shorter_than_a_tasks_steps_is_refused(lab: Any) -> None:
+    task = made(lab, *FULL_STEPS)
+    # Harness 9 s and (as the task asks) 7 s, graders twice 2 x 10 s.
+    settings = schema.Tasks(
+        path="", harness_timeout=60.0, grader_timeout=10.0, grader_attempts=2, execution_timeout=56.0
+    )
+    refuse_long(settings, task)
+    with pytest.raises(
+        UserError, match="tasks.execution_timeout: 55s is shorter than the 2 steps of task made, .* 56s"
+    ):
+        refuse_long(msgspec.structs.replace(settings, execution_timeout=55.0), task)
