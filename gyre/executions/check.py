@@ -67,7 +67,9 @@ async def check_tasks(
                 task = load_task(folder, images=images)
                 if task.image is not None:
                     await asyncio.to_thread(unpacked, task.image)
-            except UserError as error:
+                for name in (task.agent_user, task.verifier_user):
+                    sandbox.user(root, task, name)
+            except (UserError, OSError) as error:
                 check = _unfit(folder.name, str(error))
             else:
                 check = await check_task(task, sandbox, root, limits)
@@ -143,8 +145,9 @@ async def _grade_after(
             binds=binds,
             env={**task.env, **task.solution_env},
             limits=limits,
-            before=task.healthcheck.script() if task.healthcheck is not None else "",
+            before=task.before,
             image=task.image is not None,
+            user=sandbox.user(root, task, task.agent_user),
         )
         running = await sandbox.start(spec)
     except (SandboxFailure, OSError) as failure:

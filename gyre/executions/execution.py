@@ -131,6 +131,7 @@ class _Run:
             source.write_text(text, encoding="utf-8")
             binds.append(Bind(source, target))
         task = self.request.task
+        self.sandbox.user(self.root, task, task.verifier_user)  # unknown: told before the agent works
         return SandboxSpec(
             lowers=self.sandbox.lowers(self.root, task),
             upper=upper,
@@ -143,8 +144,9 @@ class _Run:
             listen_port=port,
             listener=listener,
             limits=self.limits,
-            before=task.healthcheck.script() if task.healthcheck is not None else "",
+            before=task.before,
             image=task.image is not None,
+            user=self.sandbox.user(self.root, task, task.agent_user),
         )
 
     async def harness(self, harness: Harness, handler: ListenerHandler) -> tuple[Ending, Path | None]:

@@ -62,7 +62,8 @@ async def grade(
     try:
         if task.separate:
             snapshot = await collect(task, sandbox, root, snapshot, folder / "artifacts", limits, seconds)
-    except SandboxFailure as failure:
+        user = sandbox.user(root, task, task.verifier_user)
+    except (SandboxFailure, OSError) as failure:
         return result(FAILED, detail=str(failure))
     spec = SandboxSpec(
         lowers=sandbox.lowers(root, task, snapshot),
@@ -75,6 +76,7 @@ async def grade(
         env={**task.env, **environment(task), **task.verifier_env},
         limits=limits,
         image=task.image is not None,
+        user=user,
     )
 
     try:
