@@ -68,7 +68,10 @@ async def check_tasks(
                 task = load_task(folder, images=images)
                 if task.image is not None:
                     await asyncio.to_thread(unpacked, task.image)
-            except UserError as error:
+                for part in parts(task):
+                    for name in (part.task.agent_user, part.task.verifier_user):
+                        sandbox.user(root, part.task, name)
+            except (UserError, OSError) as error:
                 check = _unfit(folder.name, str(error))
             else:
                 check = await check_task(task, sandbox, root, limits)
@@ -192,6 +195,7 @@ async def _grade_after(
             before=part.before,
             resumed=before is not None,
             image=task.image is not None,
+            user=sandbox.user(root, task, task.agent_user),
         )
         running = await sandbox.start(spec)
     except (SandboxFailure, OSError) as failure:

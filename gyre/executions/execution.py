@@ -182,6 +182,9 @@ class _Run:
             source.write_text(text, encoding="utf-8")
             binds.append(Bind(source, target))
         task = part.task
+        for each in self.parts:  # one that is unknown: told before the agent works
+            self.sandbox.user(self.root, each.task, each.task.agent_user)
+            self.sandbox.user(self.root, each.task, each.task.verifier_user)
         return SandboxSpec(
             lowers=self.sandbox.lowers(self.root, task),
             upper=upper,
@@ -197,6 +200,7 @@ class _Run:
             before=part.before,
             resumed=bool(self.sessions),
             image=task.image is not None,
+            user=self.sandbox.user(self.root, task, task.agent_user),
         )
 
     async def harness(self, part: Part, harness: Harness, handler: ListenerHandler) -> tuple[Ending, bool]:

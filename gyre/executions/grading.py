@@ -65,6 +65,7 @@ async def grade(
         argv, binds = await asyncio.to_thread(test_command, task, folder / "tests")
         if task.separate:
             snapshot = await collect(task, sandbox, root, snapshot, folder / "artifacts", limits, seconds)
+        user = sandbox.user(root, task, task.verifier_user)
     except (SandboxFailure, OSError, shutil.Error) as failure:
         return result(FAILED, detail=str(failure))
     spec = SandboxSpec(
@@ -78,6 +79,7 @@ async def grade(
         env={**task.env, **environment(task), **task.verifier_env},
         limits=limits,
         image=task.image is not None,
+        user=user,
     )
 
     try:

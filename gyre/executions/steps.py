@@ -24,7 +24,7 @@ REWARD = "reward"
 FILES = "/run/gyre/step"
 """Where the sandbox shows a step's files before they are copied."""
 FILES_VARIABLE = "GYRE_STEP_FILES"
-AFRESH = 'rm -rf -- "${GYRE_ROOT-}/logs/agent"; mkdir -p "${GYRE_ROOT-}/logs/agent"\n'
+AFRESH = 'rm -rf -- "${GYRE_ROOT-}/logs/agent" 2>/dev/null; mkdir -p "${GYRE_ROOT-}/logs/agent"\n'
 COPY = f"""
 cp -dR --remove-destination -- "${FILES_VARIABLE}/." . || exit {UNHEALTHY}
 unset {FILES_VARIABLE}
@@ -37,6 +37,9 @@ class Step(Struct, frozen=True, kw_only=True):
 
     name: str
     instruction: str
+    agent_user: str = ""
+    """"" here and below: the environment's own."""
+    verifier_user: str = ""
     agent_timeout: float = 0.0
     verifier_timeout: float = 600.0
     verifier_env: dict[str, str] = field(default_factory=dict)
@@ -78,10 +81,9 @@ class Part(Struct, frozen=True, kw_only=True):
 
 def parts(task: Task) -> tuple[Part, ...]:
     """The sessions of an execution of `task`, in order."""
-    healthy = task.healthcheck.script() if task.healthcheck is not None else ""
     if not task.steps:
-        return (Part(task=task, before=healthy),)
-    return tuple(_part(task, step, AFRESH if number else healthy) for number, step in enumerate(task.steps))
+        return (Part(task=task, before=task.before),)
+    return tuple(_part(task, step, AFRESH if number else task.before) for number, step in enumerate(task.steps))
 
 
 def _part(task: Task, step: Step, before: str) -> Part:
@@ -92,6 +94,8 @@ def _part(task: Task, step: Step, before: str) -> Part:
     own = structs.replace(
         task,
         instruction=step.instruction,
+        agent_user=step.agent_user or task.agent_user,
+        verifier_user=step.verifier_user or task.verifier_user,
         agent_timeout=step.agent_timeout,
         verifier_timeout=step.verifier_timeout,
         verifier_env=step.verifier_env,

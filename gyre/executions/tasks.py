@@ -46,6 +46,10 @@ class Task(Struct, frozen=True, kw_only=True):
     instruction: str
     environment: Environment
     workdir: str = DEFAULT_WORKDIR
+    agent_user: str = ""
+    """Runs the harness, as a Dockerfile's USER names it; "": the image's own, else root."""
+    verifier_user: str = ""
+    """Runs the tests, likewise."""
     docker_image: str = ""
     """Reference of a prebuilt image that may be the whole environment."""
     image: Image | None = None
@@ -83,6 +87,11 @@ class Task(Struct, frozen=True, kw_only=True):
     steps: tuple[Step, ...] = ()
     """In order; of a task that has some, `instruction` is the first one's and what a step names is the step's."""
     step_reward: Strategy = "mean"
+
+    @property
+    def before(self) -> str:
+        """Bash that must succeed in the environment before anything else runs there."""
+        return self.healthcheck.script() if self.healthcheck is not None else ""
 
     @property
     def tests(self) -> Path:
@@ -176,14 +185,24 @@ def on_image(task: Task, images: Images) -> Task:
             f"{task.folder}: image {environment.image!r} is not in {images.folder} (as a folder, an OCI archive .tar or"
             " a .sif, with _ for / and :)"
         )
-    env, workdir = {**environment.env, **task.env}, task.workdir
+    env, workdir, user = {**environment.env, **task.env}, task.workdir, environment.user
     if image is not None:
         config = image.config()
         env = {**config.env, **env}
         if not task.workdir_given and config.workdir not in ("", "/"):
             workdir = config.workdir
+        user = user or config.user
     digest = f"{task.digest}-prebuilt" if built is not None else task.digest
-    return structs.replace(task, image=image, environment=environment, env=env, workdir=workdir, digest=digest)
+    return structs.replace(
+        task,
+        image=image,
+        environment=environment,
+        env=env,
+        workdir=workdir,
+        digest=digest,
+        agent_user=task.agent_user or user,
+        verifier_user=task.verifier_user or user,
+    )
 
 
 def format_of(folder: Path) -> Format | None:

@@ -262,6 +262,18 @@ async def test_separate_verifiers_and_artifacts_of_a_step(lab: Any, scripted: An
     assert [step.reward for step in result.steps] == [1.0, 2.0]
 
 
+async def test_another_user_than_root_goes_on_with_its_files(lab: Any, scripted: Any) -> None:
+    one = f"{GOOD.format(1, 'one')}; id -u > who; touch /tmp/mine /logs/agent/mine; mkdir /logs/agent/more"
+    two = f"[[ $(cat who)-$(id -u) == 1234-1234 && -f /tmp/mine && ! $(ls /logs/agent) ]] && {GOOD.format(1, 'two')}"
+    files = {"steps/two/workdir/setup.sh": "[[ -f who ]] && id -u > setup"}
+    task = made(lab, {"one": "", "two": "[steps.verifier]\nuser = 'root'\n"}, "[agent]\nuser = 1234\n", **files)
+    assert [step.verifier_user for step in task.steps] == ["", "root"]
+    result = await played(lab, scripted([]), task, does(one, two), CallReport(1))
+    assert result.reward == 1.0, result
+    with pytest.raises(UserError, match="step 'two': agent.user must be the same in all steps"):
+        made(lab, {"one": "", "two": "[steps.agent]\nuser = 'root'\n"}, "[agent]\nuser = 1234\n")
+
+
 async def test_the_tasks_tests_lie_below_the_steps(lab: Any, scripted: Any) -> None:
     shared = "#!/bin/bash\n. /tests/lib.sh\necho $number > /logs/verifier/reward.txt\n"
     files = {"tests/test.sh": shared, "tests/lib.sh": "number=1", "steps/two/tests/lib.sh": "number=3"}

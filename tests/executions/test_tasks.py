@@ -111,7 +111,6 @@ def test_the_digest_names_the_environment(lab: Any) -> None:
         ("[environment]\nworkdir = '../x'", "environment.workdir '../x' must be an absolute path"),
         ("[environment]\nenv = { A = '${GYRE_TEST_UNSET}' }", "needs the environment variable GYRE_TEST_UNSET"),
         ("[verifier]\nenvironment_mode = 'both'", r"Invalid enum value 'both' - at `\$.verifier.environment_mode`"),
-        ("[agent]\nuser = 'me'", "agent.user other than root"),
     ],
 )
 def test_what_is_wrong_in_task_toml(lab: Any, toml: str, message: str) -> None:

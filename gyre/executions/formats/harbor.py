@@ -16,6 +16,7 @@ from gyre.executions.formats.harbor_steps import read_steps
 from gyre.executions.formats.harbor_toml import (
     CLOSED,
     TaskToml,
+    named_user,
     phases_uncovered,
     read_artifacts,
     read_instruction,
@@ -56,6 +57,8 @@ def load(folder: Path, env: Mapping[str, str]) -> Task:
         workdir=workdir,
         workdir_given=bool(given),
         docker_image=toml.environment.docker_image or folder.name,
+        agent_user=named_user(toml.agent.user),
+        verifier_user=named_user(toml.verifier.user),
         agent_timeout=toml.agent.timeout_sec,
         verifier_timeout=toml.verifier.timeout_sec,
         env=resolve_env(toml.environment.env, env, toml_path, "environment.env"),

@@ -22,6 +22,7 @@ from gyre.executions.formats.harbor_toml import (
     Artifact,
     TaskToml,
     Verifier,
+    named_user,
     phases_uncovered,
     read_artifacts,
     read_instruction,
@@ -62,6 +63,10 @@ def read_steps(folder: Path, toml: TaskToml, env: Mapping[str, str]) -> tuple[St
             raise UserError(f"{path}: step {step.name!r}: name must be unique, in lower and upper case alike")
         seen.add(key)
         steps.append(_step(folder, path, toml, step, env))
+        if steps[-1].agent_user != steps[0].agent_user:
+            raise UserError(
+                f"{path}: step {step.name!r}: agent.user must be the same in all steps; leave this task out"
+            )
     return tuple(steps)
 
 
@@ -99,6 +104,8 @@ def _step(folder: Path, path: Path, toml: TaskToml, step: StepToml, env: Mapping
     return Step(
         name=step.name,
         instruction=read_instruction(place / "instruction.md"),
+        agent_user=named_user(step.agent.user) or named_user(toml.agent.user),
+        verifier_user=named_user(step.verifier.user) or named_user(toml.verifier.user),
         agent_timeout=step.agent.timeout_sec or toml.agent.timeout_sec,
         verifier_timeout=step.verifier.timeout_sec,
         verifier_env=resolve_env(verifier_env, env, path, f"{what}verifier.env"),

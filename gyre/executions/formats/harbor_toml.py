@@ -142,7 +142,6 @@ def read_instruction(path: Path) -> str:
 
 def phases_uncovered(agent: Agent, verifier: Verifier, separate: bool, folder: Path) -> dict[str, bool]:
     """What gyre's sandboxes do not cover of a task, or of a step whose folder is `folder` -> is it there?"""
-    root_users = (None, "", "root", 0, "0")
     own_image = any((folder / "tests" / name).is_file() for name in ("Dockerfile", "docker-compose.yaml"))
     return {
         "trajectory.json (a conversation to begin with)": (folder / "trajectory.json").is_file(),
@@ -151,8 +150,6 @@ def phases_uncovered(agent: Agent, verifier: Verifier, separate: bool, folder: P
         "[verifier.environment] (an image of the verifier's own)": verifier.environment is not None,
         "tests/Dockerfile (an image of the verifier's own)": separate and own_image,
         "[[verifier.collect]] (all processes are ended before)": bool(verifier.collect),
-        "agent.user other than root": agent.user not in root_users,
-        "verifier.user other than root": verifier.user not in root_users,
     }
 
 
@@ -168,3 +165,8 @@ def refuse_times(agent: Agent, verifier: Verifier, path: Path, what: str = "") -
     for key, seconds in (("agent", agent.timeout_sec), ("verifier", verifier.timeout_sec)):
         if not 0 <= seconds < float("inf"):
             raise UserError(f"{path}: {what}{key}.timeout_sec must be a number of seconds, not {seconds}")
+
+
+def named_user(user: str | int | None) -> str:
+    """As a Dockerfile's USER names it; "": not said."""
+    return "" if user is None else str(user)
