@@ -19,7 +19,6 @@ from gyre.ledger.layout import RunFolder
 from gyre.ledger.liveness import LivenessWatch, read_counter
 from gyre.ledger.tail import Line
 from gyre.processes.base import BEAT_SECONDS, HANGS, Process, run_process
-from gyre.processes.children import Child
 from gyre.processes.parts import ranks_on
 from gyre.processes.ranks import Ranks
 
@@ -32,7 +31,7 @@ class Running:
 
     cell_incarnation: int
     number: int
-    what: Ranks | Child
+    what: Ranks
     death: asyncio.Task[UserError | Exception]
 
 

@@ -103,12 +103,12 @@ class Nodes:
         with meeting_socket() as listener:
             yield address_of(listener), listener.fileno()
 
-    def start(self, part: Literal["ranks", "engine"], rendezvous: str) -> list[Part]:
+    def start(self, part: Literal["ranks"], rendezvous: str) -> list[Part]:
         """Order this part on every further node."""
         self._orders += 1
         return [self._start(agent, part, rendezvous) for agent in self.agents]
 
-    def _start(self, agent: str, part: Literal["ranks", "engine"], rendezvous: str) -> Part:
+    def _start(self, agent: str, part: Literal["ranks"], rendezvous: str) -> Part:
         made = Part(
             self,
             ev.PartOrdered(
