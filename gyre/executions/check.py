@@ -65,10 +65,10 @@ async def check_tasks(
         async with free:
             try:
                 task = load_task(folder, images=images)
-                if task.image is not None:
-                    await asyncio.to_thread(unpacked, task.image)
-                for name in (task.agent_user, task.verifier_user):
-                    sandbox.user(root, task, name)
+                for image in filter(None, task.images):
+                    await asyncio.to_thread(unpacked, image)
+                for place, name in ((task, task.agent_user), (task.grader, task.grader.verifier_user)):
+                    sandbox.user(root, place, name)
             except (UserError, OSError) as error:
                 check = _unfit(folder.name, str(error))
             else:
@@ -146,7 +146,7 @@ async def _grade_after(
             env={**task.env, **task.solution_env},
             limits=limits,
             before=task.before,
-            image=task.image is not None,
+            image=task.on_image,
             user=sandbox.user(root, task, task.agent_user),
         )
         running = await sandbox.start(spec)

@@ -131,7 +131,7 @@ class _Run:
             source.write_text(text, encoding="utf-8")
             binds.append(Bind(source, target))
         task = self.request.task
-        self.sandbox.user(self.root, task, task.verifier_user)  # unknown: told before the agent works
+        self.sandbox.user(self.root, task.grader, task.grader.verifier_user)  # unknown: told before the agent works
         return SandboxSpec(
             lowers=self.sandbox.lowers(self.root, task),
             upper=upper,
@@ -145,7 +145,7 @@ class _Run:
             listener=listener,
             limits=self.limits,
             before=task.before,
-            image=task.image is not None,
+            image=task.on_image,
             user=self.sandbox.user(self.root, task, task.agent_user),
         )
 

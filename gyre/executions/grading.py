@@ -59,23 +59,24 @@ async def grade(
         return Grade(reward=reward, reason=reason, seconds=time.perf_counter() - started, detail=detail)
 
     argv, binds = test_command(task)
+    place = task.grader
     try:
         if task.separate:
             snapshot = await collect(task, sandbox, root, snapshot, folder / "artifacts", limits, seconds)
-        user = sandbox.user(root, task, task.verifier_user)
+        user = sandbox.user(root, place, place.verifier_user)
     except (SandboxFailure, OSError) as failure:
         return result(FAILED, detail=str(failure))
     spec = SandboxSpec(
-        lowers=sandbox.lowers(root, task, snapshot),
+        lowers=sandbox.lowers(root, place, snapshot),
         upper=None,
         scratch=scratch,
-        workdir=task.workdir,
+        workdir=place.workdir,
         argv=argv,
         log=folder / "grader.log",
         binds=(*binds, Bind(verifier, "/logs/verifier", writable=True)),
-        env={**task.env, **environment(task), **task.verifier_env},
-        limits=limits,
-        image=task.image is not None,
+        env={**place.env, **environment(task), **task.verifier_env},
+        limits=limits.narrowed(place.memory, place.storage),
+        image=place.on_image,
         user=user,
     )
 
@@ -101,6 +102,8 @@ def test_command(task: Task) -> tuple[tuple[str, ...], tuple[Bind, ...]]:
     """What the grader runs, and what it sees of the task's folder."""
     if task.test_text:
         return ("bash", "-c", task.test_text), (Bind(task.tests, "/tests"),) if task.tests.is_dir() else ()
+    if task.own_verifier is not None and not (task.folder / task.test_file).is_file():
+        return ("bash", f"/{task.test_file}"), ()  # its image has the tests
     return script_command(task.folder / task.test_file, task.tests, "/tests")
 
 

@@ -160,7 +160,7 @@ class Worker(Process):
 
     def _unpack_images(self) -> None:
         """Before the first execution needs them; one that fails excludes the executions of its tasks."""
-        lying_on = {task.image: (task.name,) for task in self.tasks.values()}
+        lying_on = {image: (task.name,) for task in self.tasks.values() for image in task.images}
         for prepared in unpack_all(lying_on):
             if prepared.problem:
                 log.warning("%s", prepared.problem)

@@ -10,9 +10,17 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from msgspec import structs
+
 from gyre.errors import UserError
 from gyre.executions.dockerfile import Environment, read_or_refuse
-from gyre.executions.formats.harbor_toml import TaskToml, read_artifacts, read_toml, resolve_env
+from gyre.executions.formats.harbor_toml import (
+    Environment as EnvironmentToml,
+    TaskToml,
+    read_artifacts,
+    read_toml,
+    resolve_env,
+)
 from gyre.executions.limits import MIB
 from gyre.executions.tasks import DEFAULT_WORKDIR, Task, environment_digest
 
@@ -27,18 +35,19 @@ def recognises(folder: Path) -> bool:
 
 def load(folder: Path, env: Mapping[str, str]) -> Task:
     """Read one task folder. Raises UserError naming the file and what to do."""
-    for needed in ("instruction.md", "task.toml", "tests/test.sh"):
+    toml_path = folder / "task.toml"
+    toml = read_toml(toml_path) if toml_path.is_file() else TaskToml()
+    tests_in_image = toml.verifier.environment is not None and toml.verifier.environment.docker_image
+    for needed in ("instruction.md", "task.toml", *(() if tests_in_image else ("tests/test.sh",))):
         if not (folder / needed).is_file():
             raise UserError(f"{folder / needed}: missing; a task needs instruction.md, task.toml and tests/test.sh")
-    toml_path = folder / "task.toml"
-    toml = read_toml(toml_path)
     _refuse_uncovered(toml, toml_path, folder)
     environment = _read_environment(folder, toml)
     given = toml.environment.workdir or environment.workdir
     workdir = given or DEFAULT_WORKDIR
     if not workdir.startswith("/") or ".." in workdir.split("/"):
         raise UserError(f"{toml_path}: environment.workdir {workdir!r} must be an absolute path without ..")
-    return Task(
+    task = Task(
         name=folder.name,
         folder=folder,
         instruction=_read_instruction(folder / "instruction.md"),
@@ -57,25 +66,28 @@ def load(folder: Path, env: Mapping[str, str]) -> Task:
         storage=_size(toml.environment.storage_mb, toml.environment.storage, toml_path, "storage"),
         digest=environment_digest(folder.name, workdir, folder / "environment"),
         healthcheck=toml.environment.healthcheck,
-        separate=toml.verifier.environment_mode == "separate",
+        separate=is_separate(toml),
         artifacts=read_artifacts(toml, toml_path),
     )
+    return structs.replace(task, own_verifier=own_verifier(task, toml, env))
 
 
 def _refuse_uncovered(toml: TaskToml, path: Path, folder: Path) -> None:
-    open_to_some = any("allowlist" in part.network_mode for part in (toml.agent, toml.verifier, toml.environment))
-    own_image = [name for name in ("Dockerfile", "docker-compose.yaml") if (folder / "tests" / name).is_file()]
+    own = toml.verifier.environment
+    modes = (part.network_mode for part in (toml.agent, toml.verifier))
+    environments = (toml.environment, own) if own is not None else (toml.environment,)
+    open_to_some = any("allowlist" in mode for mode in (*modes, *(part.network_mode for part in environments)))
     uncovered = {
         "[[steps]] (tasks of several steps)": bool(toml.steps),
         "trajectory.json (a conversation to begin with)": (folder / "trajectory.json").is_file(),
-        "environment.mcp_servers": bool(toml.environment.mcp_servers),
-        "environment.skills_dir": bool(toml.environment.skills_dir),
-        "environment.gpus": toml.environment.gpus > 0,
-        "environment.tpu": toml.environment.tpu is not None,
-        'environment.os other than "linux"': toml.environment.os.lower() != "linux",
+        **_uncovered(toml.environment, "environment"),
+        **(_uncovered(own, "verifier.environment") if own is not None else {}),
+        "verifier.environment.healthcheck": own is not None and own.healthcheck is not None,
         'network_mode = "allowlist" (a sandbox reaches the model and nothing else)': open_to_some,
-        "[verifier.environment] (an image of the verifier's own)": toml.verifier.environment is not None,
-        "tests/Dockerfile (an image of the verifier's own)": toml.verifier.environment_mode == "separate" and own_image,
+        '[verifier.environment] with environment_mode = "shared"': toml.verifier.environment is not None
+        and not is_separate(toml),
+        "tests/docker-compose.yaml (a verifier of several services)": is_separate(toml)
+        and any((folder / "tests" / name).exists() for name in COMPOSE_FILES),
         "[[verifier.collect]] (all processes are ended before)": bool(toml.verifier.collect),
     }
     for what, present in uncovered.items():
@@ -86,6 +98,59 @@ def _refuse_uncovered(toml: TaskToml, path: Path, folder: Path) -> None:
     for key, seconds in (("agent", toml.agent.timeout_sec), ("verifier", toml.verifier.timeout_sec)):
         if not 0 <= seconds < float("inf"):
             raise UserError(f"{path}: {key}.timeout_sec must be a number of seconds, not {seconds}")
+
+
+def _uncovered(environment: EnvironmentToml, key: str) -> dict[str, bool]:
+    return {
+        f"{key}.mcp_servers": bool(environment.mcp_servers),
+        f"{key}.skills_dir": bool(environment.skills_dir),
+        f"{key}.gpus": environment.gpus > 0,
+        f"{key}.tpu": environment.tpu is not None,
+        f'{key}.os other than "linux"': environment.os.lower() != "linux",
+    }
+
+
+def is_separate(toml: TaskToml) -> bool:
+    """Is it graded in a fresh environment? It is, unless told otherwise, where that is the verifier's own."""
+    return toml.verifier.environment_mode == "separate" or (
+        not toml.verifier.environment_mode and toml.verifier.environment is not None
+    )
+
+
+def own_verifier(task: Task, toml: TaskToml, env: Mapping[str, str]) -> Task | None:
+    """`task` in the environment of its verifier, where that is not its own: `verifier.environment`, from its
+    `docker_image` or from tests/Dockerfile; without that table, tests/Dockerfile in the place of environment/'s.
+
+    Raises UserError.
+    """
+    own, dockerfile, path = toml.verifier.environment, task.tests / "Dockerfile", task.folder / "task.toml"
+    if not task.separate or (own is None and (toml.environment.docker_image or not dockerfile.is_file())):
+        return None
+    settings = toml.environment if own is None else own
+    if dockerfile.is_file():
+        environment = read_or_refuse(dockerfile)
+    elif settings.docker_image:
+        refused = f"{path}: verifier.environment.docker_image {settings.docker_image!r} is not in sandbox.images"
+        environment = Environment(image=settings.docker_image, refused=f"{refused}; put it there")
+    else:
+        raise UserError(
+            f"{path}: verifier.environment names no docker_image, and there is no tests/Dockerfile; add one"
+        )
+    given = settings.workdir or environment.workdir
+    workdir = given or DEFAULT_WORKDIR
+    return structs.replace(
+        task,
+        name=f"{task.name}-verifier",
+        environment=environment,
+        workdir=workdir,
+        workdir_given=bool(given),
+        docker_image=settings.docker_image or f"{task.name}-verifier",
+        env=resolve_env(settings.env, env, path, "verifier.environment.env"),
+        memory=_size(settings.memory_mb, settings.memory, path, "memory"),
+        storage=_size(settings.storage_mb, settings.storage, path, "storage"),
+        digest=environment_digest(f"{task.name}-verifier", workdir, task.tests),
+        healthcheck=None,
+    )
 
 
 def _read_environment(folder: Path, toml: TaskToml) -> Environment:

@@ -27,25 +27,6 @@ class Agent(Struct):
     network_mode: str = ""
 
 
-class Verifier(Struct):
-    timeout_sec: float = 600.0
-    user: str | int | None = None
-    env: dict[str, str] = field(default_factory=dict)
-    environment_mode: Literal["shared", "separate"] = "shared"
-    environment: dict[str, Any] | None = None
-    collect: list[Any] = field(default_factory=list)
-    network_mode: str = ""
-
-
-class Artifact(Struct):
-    source: str
-    service: str = "main"
-
-
-class Solution(Struct):
-    env: dict[str, str] = field(default_factory=dict)
-
-
 class Environment(Struct):
     docker_image: str = ""
     memory_mb: int = 0
@@ -61,6 +42,26 @@ class Environment(Struct):
     tpu: Any = None
     skills_dir: str = ""
     network_mode: str = ""
+
+
+class Verifier(Struct):
+    timeout_sec: float = 600.0
+    user: str | int | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    environment_mode: Literal["shared", "separate", ""] = ""
+    """"": separate, when it has an environment of its own."""
+    environment: Environment | None = None
+    collect: list[Any] = field(default_factory=list)
+    network_mode: str = ""
+
+
+class Artifact(Struct):
+    source: str
+    service: str = "main"
+
+
+class Solution(Struct):
+    env: dict[str, str] = field(default_factory=dict)
 
 
 class TaskToml(Struct):
