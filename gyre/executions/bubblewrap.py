@@ -135,7 +135,10 @@ def with_user(spec: SandboxSpec) -> SandboxSpec:
     for number, place in enumerate(places):
         (spec.scratch / str(number)).mkdir()
         if spec.upper is not None:
-            (spec.upper / place.lstrip("/")).mkdir(parents=True)
+            own = spec.upper / place.lstrip("/")
+            if own.resolve() != spec.upper.resolve() / place.lstrip("/"):
+                raise OSError(f"{place} is no folder of its own any more")
+            own.mkdir(parents=True, exist_ok=spec.resumed)
     return structs.replace(spec, lowers=(*spec.lowers, layer))
 
 

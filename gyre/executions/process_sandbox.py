@@ -179,12 +179,14 @@ def _outside(word: str, root: Path, spec: SandboxSpec) -> str:
 
 
 def _lay_out(root: Path, spec: SandboxSpec) -> None:
-    for lower in spec.lowers:
+    for lower in () if spec.resumed else spec.lowers:
         shutil.copytree(lower, root, symlinks=True, dirs_exist_ok=True)
     for name in ("root", "tmp", "logs/agent", spec.workdir.lstrip("/")):
         (root / name).mkdir(parents=True, exist_ok=True)
     for bind in spec.binds:
         place = root / bind.target.lstrip("/")
         place.parent.mkdir(parents=True, exist_ok=True)
+        if spec.resumed and place.is_symlink():
+            place.unlink()  # it leads to what an earlier sandbox was shown
         if not place.is_symlink() and not place.exists():
             place.symlink_to(bind.source)

@@ -39,8 +39,9 @@ class Bind(Struct, frozen=True):
 class SandboxSpec(Struct, frozen=True, kw_only=True):
     """Everything that one sandboxed command needs.
 
-    `lowers` are read-only layers, the lowest first. `upper` receives all changes; it must exist and be empty.
-    None: the changes are thrown away. `listen_port` 0: no listening socket.
+    `lowers` are read-only layers, the lowest first. `upper` receives all changes; it must exist, and be empty or what
+    an earlier sandbox on the same layers left (`resumed`). None: the changes are thrown away. `listen_port` 0: no
+    listening socket.
     """
 
     lowers: tuple[Path, ...]
@@ -58,6 +59,7 @@ class SandboxSpec(Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
     before: str = ""
     """Bash that comes first, in the same sandbox: the command follows unless it exits."""
+    resumed: bool = False
     user: User | None = None
     """Who runs the command; None: root."""
     image: bool = False

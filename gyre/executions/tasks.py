@@ -22,6 +22,7 @@ from gyre.errors import UserError
 from gyre.executions.dockerfile import Environment
 from gyre.executions.healthcheck import Healthcheck
 from gyre.executions.images.store import Image, Images
+from gyre.executions.steps import Step, Strategy
 
 GROUP = "gyre.tasks"
 BUILT_IN = {
@@ -65,10 +66,14 @@ class Task(Struct, frozen=True, kw_only=True):
     digest: str = ""
     """Names what the environment is built from: the same digest is the same seed layer."""
 
+    test_folders: tuple[str, ...] = ("tests",)
+    """What the grader sees at /tests, of those that exist; later ones lie over earlier ones. Relative to `folder`, as
+    the next ones."""
     test_file: str = "tests/test.sh"
-    """Grades the workspace, with `tests/` at /tests; relative to `folder`, as the next one."""
+    """Grades the workspace."""
     test_text: str = ""
     """A bash script that does it in the place of `test_file`."""
+    solution_folder: str = "solution"
     solve_file: str = "solution/solve.sh"
     reward: str = "file"
     """How the grader's files become a number: see `gyre.executions.rewards`."""
@@ -79,6 +84,9 @@ class Task(Struct, frozen=True, kw_only=True):
     """Paths inside, relative ones in the work directory."""
     expected_tests: int = 0
     """How many passed tests are the full reward; 0: all that ran."""
+    steps: tuple[Step, ...] = ()
+    """In order; of a task that has some, `instruction` is the first one's and what a step names is the step's."""
+    step_reward: Strategy = "mean"
 
     own_verifier: Task | None = None
     """The environment of a separate verifier where it is another than the execution's: only that part of it counts."""
@@ -105,7 +113,12 @@ class Task(Struct, frozen=True, kw_only=True):
 
     @property
     def tests(self) -> Path:
-        return self.folder / "tests"
+        return self.folder / self.test_folders[-1]
+
+    @property
+    def test_layers(self) -> tuple[Path, ...]:
+        """The folders of tests that exist, the lowest first."""
+        return tuple(path for name in self.test_folders if (path := self.folder / name).is_dir())
 
     @property
     def solution(self) -> Path:

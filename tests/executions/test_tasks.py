@@ -88,7 +88,7 @@ def test_the_digest_names_the_environment(lab: Any) -> None:
         ("[agent]\ntimeout_sec = -1", "agent.timeout_sec must be"),
         ("[verifier]\ntimeout_sec = nan", "verifier.timeout_sec must be"),
         ("schema_version = '2.0'", "schema_version '2.0' is not one of 1.0"),
-        ("[[steps]]\nname = 'x'", r"\[\[steps\]\] .* not covered"),
+        ("[[steps]]\nname = 'x'", "step 'x': there is no folder"),
         ("[environment]\ngpus = 1", "gpus is not covered"),
         ("[environment]\nmcp_servers = [{}]", "mcp_servers is not covered"),
         ("[environment]\nhealthcheck = {}", "missing required field `command`"),
