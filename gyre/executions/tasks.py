@@ -200,8 +200,8 @@ def on_image(task: Task, images: Images) -> Task:
         raise UserError(environment.refused)
     elif images.folder is not None and environment.image and image is None:
         raise UserError(
-            f"{task.folder}: image {environment.image!r} is not in {images.folder} (as a folder, an OCI archive .tar or"
-            " a .sif, with _ for / and :)"
+            f"{task.folder}: image {environment.image!r} is not in {images.folder} (as a folder, an OCI archive .tar,"
+            " a .sif or a .sqsh, with _ for / and :)"
         )
     env, workdir, user = {**environment.env, **task.env}, task.workdir, environment.user
     if image is not None:

@@ -33,7 +33,7 @@ from gyre.ledger.checkpoints import CheckpointMeta, chosen, prune
 from gyre.ledger.layout import RunFolder
 from gyre.ledger.liveness import Heartbeat
 from gyre.ledger.microstep_files import read_microstep
-from gyre.processes.address import node_address
+from gyre.processes.address import node_address, node_interface
 from gyre.processes.base import BEAT_SECONDS, user_error
 from gyre.processes.children import say_last_words
 from gyre.recipe.load import load_recipe
@@ -398,6 +398,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--rendezvous", default="")
     parser.add_argument("--reply-fd", type=int, default=-1, help="rank 0 only")
+    parser.add_argument("--listener", type=int, default=-1, help="rank 0 of several nodes: where the others come")
     return parser.parse_args()
 
 
@@ -408,8 +409,11 @@ def train_for(run: RunFolder, options: argparse.Namespace) -> None:
     counter = run.alive_path(f"{options.cell}-rank-{options.rank}")
     threading.Thread(target=beat, args=(counter,), daemon=True).start()
     torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", "1"))))
-    train = load_recipe(run.recipe, folders=False).train
-    layout = Layout.of(train, options.rank, options.rendezvous)
+    recipe = load_recipe(run.recipe, folders=False)
+    nodes = recipe.cells.nodes_per_cell
+    if nodes > 1:
+        os.environ.update(node_interface())
+    layout = Layout.of(recipe.train, options.rank, options.rendezvous, nodes, options.listener)
     rank = Rank(run, options.cell, options.incarnation, Path(options.model), layout)
     with open(os.devnull, "w") if options.rank else os.fdopen(options.reply_fd, "w") as replies:
         replies.write("{}\n")  # ready

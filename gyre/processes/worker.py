@@ -257,8 +257,10 @@ class Worker(Process):
 
         async def listen(listener: socket.socket) -> None:
             """For each session of a harness."""
+            nonlocal reported
             if proxy is not None:
                 await asyncio.gather(*ended)
+                reported = structs.replace(capture.stats)  # what the cut of the one before did is not this one's
                 proxy.resume(key)
                 await proxy.add_listener(listener, key)
                 sockets.append(listener)

@@ -27,7 +27,7 @@ def check_recipe(recipe: Recipe, local: bool | None = None) -> Problem | None:
         *_times(recipe),
         *_room(recipe, local),
         *_tokens(recipe),
-        *_cells(recipe),
+        *_cells(recipe, local),
         *_training_layout(recipe),
         *_rollout_layout(recipe),
     ):
@@ -122,8 +122,14 @@ def _tokens(recipe: Recipe) -> Iterator[Problem]:
         yield ("objective", "clip"), f"both widths must be above 0, got {list(recipe.objective.clip)}"
 
 
-def _cells(recipe: Recipe) -> Iterator[Problem]:
-    schedule = recipe.schedule
+def _cells(recipe: Recipe, local: bool | None) -> Iterator[Problem]:
+    schedule, cells = recipe.schedule, recipe.cells
+    if local and cells.nodes_per_cell > 1 and cells.gpus_per_node:
+        yield (
+            ("cells", "nodes_per_cell"),
+            f"{cells.nodes_per_cell} nodes with GPUs of their own, but here is one machine: set it to 1, or submit to"
+            " Slurm",
+        )
     if schedule.mode == "async" and schedule.training_cells >= recipe.cells.count:
         yield (
             ("schedule", "training_cells"),
