@@ -172,11 +172,11 @@ class Bubblewrap:
 
     def lowers(self, root: Path, task: Task, snapshot: Path | None = None) -> tuple[Path, ...]:
         below = self._environment(root, task)
-        return (*below, snapshot, guard_layer(root, task.workdir, task.image is not None)) if snapshot else below
+        return (*below, snapshot, guard_layer(root, task.workdir, task.on_image)) if snapshot else below
 
     def user(self, root: Path, task: Task, name: str) -> User | None:
         try:
-            return find_user(name, self._environment(root, task), task.image is not None)
+            return find_user(name, self._environment(root, task), task.on_image)
         except UserError as error:
             raise OSError(f"{task.folder}: {error}") from error
 

@@ -184,7 +184,7 @@ class _Run:
         task = part.task
         for each in self.parts:  # one that is unknown: told before the agent works
             self.sandbox.user(self.root, each.task, each.task.agent_user)
-            self.sandbox.user(self.root, each.task, each.task.verifier_user)
+            self.sandbox.user(self.root, each.task.grader, each.task.grader.verifier_user)
         return SandboxSpec(
             lowers=self.sandbox.lowers(self.root, task),
             upper=upper,
@@ -199,7 +199,7 @@ class _Run:
             limits=self.limits,
             before=part.before,
             resumed=bool(self.sessions),
-            image=task.image is not None,
+            image=task.on_image,
             user=self.sandbox.user(self.root, task, task.agent_user),
         )
 

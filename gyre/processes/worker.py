@@ -161,7 +161,7 @@ class Worker(Process):
 
     def _unpack_images(self) -> None:
         """Before the first execution needs them; one that fails excludes the executions of its tasks."""
-        lying_on = {task.image: (task.name,) for task in self.tasks.values()}
+        lying_on = {image: (task.name,) for task in self.tasks.values() for image in task.images}
         for prepared in unpack_all(lying_on):
             if prepared.problem:
                 log.warning("%s", prepared.problem)
@@ -257,8 +257,10 @@ class Worker(Process):
 
         async def listen(listener: socket.socket) -> None:
             """For each session of a harness."""
+            nonlocal reported
             if proxy is not None:
                 await asyncio.gather(*ended)
+                reported = structs.replace(capture.stats)  # what the cut of the one before did is not this one's
                 proxy.resume(key)
                 await proxy.add_listener(listener, key)
                 sockets.append(listener)
