@@ -41,6 +41,7 @@ from gyre.executions.sandbox import PATH, ExitStatus, SandboxFailure, SandboxSpe
 from gyre.executions.task_cap import TaskCap
 from gyre.executions.tasks import Task
 from gyre.executions.users import User, find_user, layers_of, user_layer, writable_places
+from gyre.ledger.files import errno_of
 
 PORT = 8400
 """Inside, the loopback is the sandbox's own: every sandbox can use the same port."""
@@ -184,7 +185,9 @@ class Bubblewrap:
         try:
             lowest = (unpacked(task.image), dressing_layer(root)) if task.image is not None else (base_layer(root),)
         except UserError as error:
-            raise OSError(str(error)) from error
+            cause = error.__cause__
+            number = errno_of(cause) if isinstance(cause, OSError) else None
+            raise (OSError(number, str(error)) if number else OSError(str(error))) from error
         return (*lowest, seed_layer(root, task))
 
     async def start(self, spec: SandboxSpec) -> RunningBubblewrap:

@@ -22,7 +22,7 @@ from gyre.executions.harnesses import Harness, Launch, LaunchRequest
 from gyre.executions.healthcheck import UNHEALTHY
 from gyre.executions.layers import private_folder, remove_tree
 from gyre.executions.limits import Limits
-from gyre.executions.outcome import Ending, Outcome, Verdict, before_grading, judge, of_all
+from gyre.executions.outcome import Ending, Outcome, Verdict, before_grading, judge, not_laid_out, of_all
 from gyre.executions.sandbox import Bind, ExitStatus, RunningSandbox, Sandbox, SandboxFailure, SandboxSpec
 from gyre.executions.steps import FILES, Part, below, combined, parts
 from gyre.executions.tasks import NAME, Task
@@ -224,7 +224,7 @@ class _Run:
         except OSError as error:
             self.detail = str(error)
             _close(listener)
-            return Ending(image_error=str(error)), False
+            return not_laid_out(error), False
         try:
             running = await self.sandbox.start(spec)
         except SandboxFailure as failure:
