@@ -38,7 +38,13 @@ def write_keys(path: Path) -> dict[str, str]:
 
 
 def engine_launch(
-    recipe: Recipe, model: Path, folder: Path, name: str, host: str = "127.0.0.1", store: Store = NO_STORE
+    recipe: Recipe,
+    model: Path,
+    folder: Path,
+    name: str,
+    host: str = "127.0.0.1",
+    store: Store = NO_STORE,
+    part: EnginePart = WHOLE,
 ) -> EngineLaunch:
     """The recipe's engine on `host`, on a port of its own choice; its key and port files lie in `folder`.
 
@@ -46,7 +52,7 @@ def engine_launch(
     """
     if recipe.rollout.engine == "reference":
         return reference_launch(recipe, model, folder, name, host)
-    return sglang_launch(recipe, model, folder, name, host, store=store)
+    return sglang_launch(recipe, model, folder, name, host, part, store)
 
 
 def sglang_launch(

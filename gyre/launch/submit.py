@@ -99,9 +99,7 @@ def refuse_long(settings: schema.Tasks, task: Task) -> None:
 
 def refuse_unbuilt(recipe: Recipe) -> None:
     """What the recipe may say and this version does not do. Raises UserError naming the key."""
-    per_node = recipe.cells.gpus_per_node or recipe.rollout.tensor_parallel
     refusals = {
-        "rollout.tensor_parallel: this version runs an engine on one node": recipe.rollout.tensor_parallel > per_node,
         "trajectory.record: this version records turns only": bool(recipe.trajectory.record),
         f'sandbox.kind = "{recipe.sandbox.kind}": this version has bubblewrap and process': recipe.sandbox.kind
         not in ("bubblewrap", "process"),

@@ -31,14 +31,15 @@ class EngineStarted(JournalEvent, frozen=True):
 
 
 class PartOrdered(JournalEvent, frozen=True):
-    """The lead, to the agent of a further node: start your node's part of the trainer ranks, or end it.
+    """The lead, to the agent of a further node: start your node's part of the ranks or of the engine, or end
+    it.
 
     `number` counts the lead's orders; a new one ends what an older one started.
     """
 
     agent: str
     agent_incarnation: int
-    part: Literal["ranks"]
+    part: Literal["ranks", "engine"]
     number: int
     wanted: bool = True
     rendezvous: str = ""

@@ -1,8 +1,8 @@
 """An agent: on each node of a cell after the first, it starts, watches and ends that node's parts at the lead's word.
 
-Owns the journal `agent-<cell>-<node>`, and the trainer ranks of its node. Invariants: it obeys the newest incarnation
-of its cell's lead alone; when that one is succeeded, or stands still, its parts are ended; a part that ends by itself
-is told once. Parts end with the agent, through its pipes.
+Owns the journal `agent-<cell>-<node>`, and what its node has of the trainer ranks and of the engine. Invariants: it
+obeys the newest incarnation of its cell's lead alone; when that one is succeeded, or stands still, its parts are ended;
+a part that ends by itself is told once. Parts end with the agent, through its pipes.
 """
 
 from __future__ import annotations
@@ -11,14 +11,19 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
+from gyre.engines.launch import sglang_launch
+from gyre.engines.sglang.arguments import NO_STORE, EnginePart, Store, engine_nodes
 from gyre.errors import UserError
 from gyre.ledger import events as ev
 from gyre.ledger.job import place_of
 from gyre.ledger.layout import RunFolder
 from gyre.ledger.liveness import LivenessWatch, read_counter
 from gyre.ledger.tail import Line
+from gyre.processes.address import node_address, node_interface
 from gyre.processes.base import BEAT_SECONDS, HANGS, Process, run_process
+from gyre.processes.children import Child
 from gyre.processes.parts import ranks_on
 from gyre.processes.ranks import Ranks
 
@@ -31,7 +36,7 @@ class Running:
 
     cell_incarnation: int
     number: int
-    what: Ranks
+    what: Ranks | Child
     death: asyncio.Task[UserError | Exception]
 
 
@@ -93,7 +98,7 @@ class Agent(Process):
         log.info("%s", order)
         await self._end(order.part)
         if order.wanted:
-            what = await self._start_ranks(incarnation, order)
+            what = await (self._start_ranks(incarnation, order) if order.part == "ranks" else self._start_engine(order))
             death: asyncio.Task[UserError | Exception] = asyncio.create_task(what.death())
             self.parts[order.part] = Running(incarnation, order.number, what, death)
 
@@ -116,6 +121,24 @@ class Agent(Process):
             HANGS * self.recipe.local.liveness,
             order.rendezvous,
         )
+
+    async def _start_engine(self, order: ev.PartOrdered) -> Child:
+        if self.job.stores:
+            await self.until(lambda: self.state.store)
+        name = f"{self.name}-engine"
+        for old in self.run.keys.glob(f"{name}.*"):
+            old.unlink(missing_ok=True)
+        launch = sglang_launch(
+            self.recipe,
+            Path(self.job.model),
+            self.run.keys,
+            f"{name}.{order.number}",
+            node_address(),
+            EnginePart(engine_nodes(self.recipe), self.node, order.rendezvous),
+            Store(self.state.store, self.run.path.name) if self.job.stores else NO_STORE,
+        )
+        log_file = self.run.log_dir(self.job.attempt) / f"{name}.log"
+        return await Child.start(name, launch.argv, log_file, {**launch.env, **node_interface()})
 
     async def _end(self, kind: str) -> None:
         part = self.parts.pop(kind, None)

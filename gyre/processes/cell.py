@@ -50,7 +50,7 @@ class Cell(Process):
         logs, model = run.log_dir(self.job.attempt), Path(self.job.model)
         self.engine = EngineChild(run, self.recipe, model, f"{name}-engine-0", logs / f"{name}-engine-0.log")
         self.ranks: Ranks | None = None
-        self.nodes = Nodes(self)
+        self.nodes = self.engine.nodes = Nodes(self)
         self.orders: deque[Any] = deque()
         self.news = asyncio.Event()
         self.current: ev.CellState = "starting"
@@ -122,6 +122,7 @@ class Cell(Process):
         if self.job.stores:
             await self.until(lambda: self.state.store)
             self.engine.store = Store(self.state.store, self.run.path.name)
+        await self.nodes.come()
         await self.engine.start()
 
     async def _start_ranks(self) -> None:

@@ -103,12 +103,12 @@ class Nodes:
         with meeting_socket() as listener:
             yield address_of(listener), listener.fileno()
 
-    def start(self, part: Literal["ranks"], rendezvous: str) -> list[Part]:
-        """Order this part on every further node."""
+    def start(self, part: Literal["ranks", "engine"], rendezvous: str, span: int = 0) -> list[Part]:
+        """Order this part on every further node, or on those of the first `span` nodes."""
         self._orders += 1
-        return [self._start(agent, part, rendezvous) for agent in self.agents]
+        return [self._start(agent, part, rendezvous) for agent in self.agents[: (span or self.nodes) - 1]]
 
-    def _start(self, agent: str, part: Literal["ranks"], rendezvous: str) -> Part:
+    def _start(self, agent: str, part: Literal["ranks", "engine"], rendezvous: str) -> Part:
         made = Part(
             self,
             ev.PartOrdered(

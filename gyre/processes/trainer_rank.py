@@ -28,6 +28,7 @@ import torch.distributed as dist
 from gyre.engines.client import EngineClient
 from gyre.engines.errors import EngineError
 from gyre.engines.push import push_weights
+from gyre.engines.sglang.arguments import engine_nodes
 from gyre.errors import UserError
 from gyre.ledger.checkpoints import CheckpointMeta, chosen, prune
 from gyre.ledger.layout import RunFolder
@@ -139,7 +140,9 @@ class Rank:
         async with aiohttp.ClientSession() as session:
             client = EngineClient(url, session, keys["api_key"], keys["admin_key"], None)
             # the engine is on this node: SGLang reads what it is offered there, the reference engine what it is sent
-            shared_by = keys["admin_key"] if self.recipe.rollout.engine == "sglang" else ""
+            # (all of it: what lies on other nodes too is sent its weights)
+            here = self.recipe.rollout.engine == "sglang" and engine_nodes(self.recipe) == 1
+            shared_by = keys["admin_key"] if here else ""
             return await push_weights(
                 client, tensors, weight_version, BUCKET_BYTES, self.recipe.rollout.tensor_parallel, shared_by
             )

@@ -6,9 +6,12 @@ import socket
 
 import pytest
 
+from gyre.engines.sglang.arguments import engine_nodes
 from gyre.ledger.job import agents_of, place_of
 from gyre.processes.address import address_of, meeting_socket, node_interface
 from gyre.processes.parts import ranks_on
+from gyre.recipe.load import load_recipe
+from tests.chaos.harness import ROOT
 
 
 def test_each_node_has_as_many_ranks_in_order() -> None:
@@ -33,3 +36,14 @@ def test_ranks_meet_on_the_nodes_own_address_and_interface(monkeypatch: pytest.M
     assert node_interface() == {}
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")  # the site's own word
     assert node_interface() == {}
+
+
+def test_an_engine_lies_on_as_many_nodes_as_it_needs() -> None:
+    designed = ROOT / "tests" / "recipe" / "designed.toml"
+
+    def nodes(*settings: str) -> int:
+        return engine_nodes(load_recipe(designed, settings, folders=False))
+
+    assert [nodes(f"rollout.tensor_parallel={tensor}") for tensor in (4, 8, 16, 32)] == [1, 1, 2, 4]
+    cpu = ("cells.gpus_per_node=0", "cells.nodes_per_cell=2")
+    assert [nodes(*cpu, f"rollout.tensor_parallel={tensor}") for tensor in (1, 2, 4)] == [1, 2, 2]

@@ -28,6 +28,14 @@ WHOLE = EnginePart()
 """All of an engine, on one node."""
 
 
+def engine_nodes(recipe: Recipe) -> int:
+    """Over how many nodes of its cell an engine lies. Without GPUs its ranks are spread evenly, where they can be."""
+    cells, tensor = recipe.cells, recipe.rollout.tensor_parallel
+    if cells.gpus_per_node:
+        return max(1, tensor // cells.gpus_per_node)
+    return cells.nodes_per_cell if tensor % cells.nodes_per_cell == 0 else 1
+
+
 @dataclass(frozen=True)
 class Store:
     """The store of KV pages that an engine joins: its master's host:port, and the name that keeps runs apart."""
