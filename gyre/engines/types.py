@@ -37,7 +37,8 @@ def new_rid(token_hex: TokenHex) -> str:
 class GenerateRequest(msgspec.Struct, kw_only=True, frozen=True):
     """One model request: token ids in, sampling at a temperature, nothing else that would bend the distribution.
 
-    `input_ids` as array("i") are written to the wire without a Python number for each.
+    `input_ids` as array("i") are written to the wire without a Python number for each. `routed_experts_start`: the
+    first position whose experts are returned; not above the prompt's length, or the engine aborts the request.
     """
 
     input_ids: Sequence[int]
@@ -48,6 +49,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True, frozen=True):
     cache_salt: str = ""
     json_schema: str | None = None
     return_routed_experts: bool = False
+    routed_experts_start: int = 0
     ignore_eos: bool = False
     sampling_seed: int | None = None
 
@@ -58,6 +60,8 @@ class GenerateChunk(msgspec.Struct, kw_only=True):
     output_ids: sampled ids, the matched stop token included. logprobs: natural logarithms, of the temperature-scaled
     distribution. versions: runs of (weight version, length) over output_ids; before the end, the engine's version
     at the time of the chunk stands for all. cached_tokens: prompt tokens that came out of the prefix cache.
+    routed_experts: in the last chunk, if they were asked for; base64 of int32, a row for each position from the start
+    that was asked for to the last but one, of all layers' chosen experts.
     """
 
     output_ids: list[int]

@@ -5,6 +5,7 @@ Pure: bytes and values in, values out. Unknown fields are ignored, so that a new
 
 from __future__ import annotations
 
+import base64
 from array import array
 from collections.abc import Sequence
 from functools import cache
@@ -107,6 +108,7 @@ def generate_body(request: GenerateRequest, stream: bool) -> dict[str, Any]:
         body["cache_salt"] = request.cache_salt
     if request.return_routed_experts:
         body["return_routed_experts"] = True
+        body["routed_experts_start_len"] = request.routed_experts_start
     return body
 
 
@@ -188,6 +190,14 @@ def chunk_of(reply: Reply) -> GenerateChunk:
         raise_stream_error({"message": reason.message, "code": reason.status_code})
     matched = reason.matched if isinstance(reason.matched, int) else None
     return Generation(**fields, finish=_FINISH[reason.type], matched=matched, message=reason.message or "")
+
+
+def expert_numbers(routed_experts: str) -> npt.NDArray[np.int32]:
+    """The numbers in a chunk's `routed_experts`, flat; none for what is not base64 of int32."""
+    try:
+        return np.frombuffer(base64.b64decode(routed_experts, validate=True), dtype="<i4")
+    except ValueError:
+        return np.empty(0, dtype=np.int32)
 
 
 def version_runs(meta: MetaInfo, length: int) -> list[tuple[str, int]]:

@@ -100,7 +100,7 @@ def refuse_long(settings: schema.Tasks, task: Task) -> None:
 def refuse_unbuilt(recipe: Recipe) -> None:
     """What the recipe may say and this version does not do. Raises UserError naming the key."""
     refusals = {
-        "trajectory.record: this version records turns only": bool(recipe.trajectory.record),
+        'trajectory.record = "wire": this version records turns and routing': "wire" in recipe.trajectory.record,
         f'sandbox.kind = "{recipe.sandbox.kind}": this version has bubblewrap and process': recipe.sandbox.kind
         not in ("bubblewrap", "process"),
         f'sandbox.network = "{recipe.sandbox.network}": this version has "proxy" only': recipe.sandbox.network
@@ -126,7 +126,10 @@ def create_run(planned: Plan, launcher: str, now: float, say: Callable[[str], No
         say(notice)
     model = resolve_model(planned.recipe.model, planned.recipe.seed, say, build=launcher == "local")
     if (model / "config.json").exists():
-        Layout.of(planned.recipe.train).check(read_architecture(model))
+        architecture = read_architecture(model)
+        Layout.of(planned.recipe.train).check(architecture)
+        if "routing" in planned.recipe.trajectory.record:
+            architecture.mixture()
     run.create()
     try:
         _freeze(run, planned, launcher, now, model)

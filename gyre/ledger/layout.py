@@ -103,6 +103,9 @@ class RunFolder:
     def shard_dir(self, writer: str) -> Path:
         return self.trajectories / checked_name(writer)
 
+    def routing_path(self, writer: str, incarnation: int) -> Path:
+        return self.shard_dir(writer) / f"{incarnation}.routing.arrows"
+
     def microstep_dir(self, step: int) -> Path:
         return self.microsteps / f"step-{step:06d}"
 

@@ -1,6 +1,6 @@
-"""The bytes of a trajectory shard: turns as Arrow, growing (stream format) and sealed (file format, zstd).
+"""The bytes of a trajectory shard: rows as Arrow, growing (stream format) and sealed (file format, zstd).
 
-Owns both formats and the way between them. Invariants: a stream is the schema, then one record batch a turn; each batch
+Owns both formats and the way between them. Invariants: a stream is the schema, then one record batch a row; each batch
 carries a checksum of its content, and one that is torn or fails it counts no more than what follows it; a sealed file
 holds exactly the good batches of its stream.
 """
@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from gyre.errors import UserError
 from gyre.ledger.files import written_aside
-from gyre.ledger.turns import ARROW_SCHEMA, SCHEMA_VERSION, Span, Turn
+from gyre.ledger.turns import ARROW_SCHEMA, Span, Turn
 
 _LISTS = ("context", "output", "logprobs")
 _PLAIN = tuple(name for name in ARROW_SCHEMA.names if name not in (*_LISTS, "spans"))
@@ -61,19 +61,20 @@ def batch_turns(batch: pa.RecordBatch) -> list[Turn]:
     return [Turn(**dict(zip(names, row, strict=True))) for row in zip(*columns.values(), strict=True)]
 
 
-def check_schema(schema: pa.Schema, path: Path) -> None:
-    """Raises UserError when `path` is not a table of turns, or one of a newer gyre."""
+def check_schema(schema: pa.Schema, path: Path, wanted: pa.Schema) -> None:
+    """Raises UserError when `path` is not a table of `wanted`'s name, or one of a newer gyre."""
     metadata = schema.metadata or {}
-    if metadata.get(b"gyre.table") != b"turns" or not metadata.get(b"gyre.schema", b"").isdigit():
+    table, known = wanted.metadata[b"gyre.table"], int(wanted.metadata[b"gyre.schema"])
+    if metadata.get(b"gyre.table") != table or not metadata.get(b"gyre.schema", b"").isdigit():
         raise UserError(f"{path} is not a trajectory shard of gyre", code=1)
     version = int(metadata[b"gyre.schema"])
-    if version > SCHEMA_VERSION:
+    if version > known:
         raise UserError(
-            f"{path} has turns of schema {version}; this gyre reads up to {SCHEMA_VERSION}: use a newer gyre",
+            f"{path} has {table.decode()} of schema {version}; this gyre reads up to {known}: use a newer gyre",
             code=1,
         )
-    if not schema.equals(ARROW_SCHEMA):
-        raise UserError(f"{path} has other columns than schema {version} of turns", code=1)
+    if not schema.equals(wanted):
+        raise UserError(f"{path} has other columns than schema {version} of {table.decode()}", code=1)
 
 
 def _checksum(batch: pa.RecordBatch) -> dict[str, str]:
@@ -89,32 +90,31 @@ def _is_sound(batch: pa.RecordBatch, metadata: Any) -> bool:
 
 
 @cache
-def stream_start() -> bytes:
-    """The first bytes of a growing shard."""
-    return ARROW_SCHEMA.serialize().to_pybytes()
+def stream_start(schema: pa.Schema) -> bytes:
+    """The first bytes of a growing file of `schema`."""
+    return schema.serialize().to_pybytes()
 
 
-def turn_message(turn: Turn) -> bytes:
-    """The bytes that one turn adds to a growing shard."""
-    batch = turn_batch(turn)
+def batch_message(batch: pa.RecordBatch) -> bytes:
+    """The bytes that a batch adds to a growing file of its schema."""
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, ARROW_SCHEMA) as writer:
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch, custom_metadata=_checksum(batch))
-    return sink.getvalue().to_pybytes()[len(stream_start()) : -_END_OF_STREAM]
+    return sink.getvalue().to_pybytes()[len(stream_start(batch.schema)) : -_END_OF_STREAM]
 
 
-def parse_stream(data: bytes, path: Path, at_start: bool) -> tuple[list[pa.RecordBatch], int]:
+def parse_stream(data: bytes, path: Path, at_start: bool, schema: pa.Schema) -> tuple[list[pa.RecordBatch], int]:
     """The good batches at the start of `data`, and how many bytes they (and the schema, if at_start) take.
 
     `data` begins at the start of the file or behind a whole batch. Raises UserError for another schema.
     """
-    start = b"" if at_start else stream_start()
+    start = b"" if at_start else stream_start(schema)
     source = pa.BufferReader(start + data)
     batches: list[pa.RecordBatch] = []
     used = 0
     try:
         reader = pa.ipc.open_stream(source)
-        check_schema(reader.schema, path)
+        check_schema(reader.schema, path, schema)
         used = source.tell()
         while True:
             batch, metadata = reader.read_next_batch_with_custom_metadata()
@@ -145,7 +145,7 @@ def read_sealed(path: Path) -> list[pa.RecordBatch]:
     data = path.read_bytes()
     try:
         reader = pa.ipc.open_file(pa.py_buffer(data))
-        check_schema(reader.schema, path)
+        check_schema(reader.schema, path, ARROW_SCHEMA)
         pairs = [reader.get_batch_with_custom_metadata(i) for i in range(reader.num_record_batches)]
         sound = all(_is_sound(batch, metadata) for batch, metadata in pairs)
     except (pa.ArrowException, EOFError, OSError, ValueError) as error:

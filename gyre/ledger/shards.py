@@ -11,21 +11,22 @@ from __future__ import annotations
 import errno
 import os
 import re
-import threading
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from gyre.ledger.files import fsync_folder, ledger_writes, write_error
+from gyre.ledger.files import ledger_writes
+from gyre.ledger.growing import GrowingFile, write_whole
 from gyre.ledger.layout import RunFolder
 from gyre.ledger.shard_files import (
+    batch_message,
     parse_stream,
     read_sealed,
     rows_after,
     stream_start,
-    turn_message,
+    turn_batch,
     turns_of,
     write_sealed,
 )
@@ -59,12 +60,12 @@ def _seal(folder: Path, name: str) -> None:
     if not stream.exists():
         return
     if not sealed.exists():
-        batches, _ = parse_stream(stream.read_bytes(), stream, at_start=True)
+        batches, _ = parse_stream(stream.read_bytes(), stream, True, ARROW_SCHEMA)
         write_sealed(sealed, batches)
     stream.unlink()
 
 
-class TurnWriter:
+class TurnWriter(GrowingFile):
     """Appends turns for one incarnation of a writer. Safe to use from several threads.
 
     A shard is sealed once it has `max_rows` turns or `max_bytes` bytes. Every failure raises LedgerWriteError, and so
@@ -79,16 +80,13 @@ class TurnWriter:
         max_rows: int = MAX_ROWS,
         max_bytes: int = MAX_BYTES,
     ) -> None:
-        self._folder = run.shard_dir(writer)
+        super().__init__(run.shard_dir(writer))
         self._incarnation = incarnation
         self._max_rows = max_rows
         self._max_bytes = max_bytes
         self._number = 0
-        self._fd = -1
         self._rows = 0
         self._bytes = 0
-        self._broken: OSError | None = None
-        self._lock = threading.Lock()
         with ledger_writes(self._folder):
             self._folder.mkdir(mode=0o700, exist_ok=True)
             self._open()
@@ -96,74 +94,27 @@ class TurnWriter:
     def _open(self) -> None:
         """Starts the next growing shard and, once it is there, names it in the index."""
         name = shard_name(self._incarnation, self._number)
-        self._fd = os.open(
-            _stream(self._folder, name),
-            os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC,
-            0o600,
-        )
-        start = stream_start()
-        _write(self._fd, start)
-        os.fsync(self._fd)
-        fsync_folder(self._folder)
+        start = stream_start(ARROW_SCHEMA)
+        self._start(_stream(self._folder, name), start)
         self._rows, self._bytes = 0, len(start)
         _append_name(_index(self._folder), name)
 
     def append(self, turn: Turn) -> None:
         """Hands one turn to the operating system before it returns."""
-        with self._lock:
-            self._check()
-            data = turn_message(turn)
-            try:
-                _write(self._fd, data)
-                self._rows += 1
-                self._bytes += len(data)
-                if self._rows >= self._max_rows or self._bytes >= self._max_bytes:
-                    self._end()
-                    self._number += 1
-                    self._open()
-            except OSError as error:
-                self._broken = error
-                raise write_error(self._folder, error) from error
-
-    def sync(self) -> None:
-        """Puts every turn appended so far on the disk."""
-        with self._lock:
-            self._check()
-            try:
-                os.fsync(self._fd)
-            except OSError as error:
-                self._broken = error
-                raise write_error(self._folder, error) from error
-
-    def close(self) -> None:
-        """Seals the last shard. Without it (a killed process) `seal_dead` does so later."""
-        with self._lock:
-            if self._fd < 0:
-                return
-            if self._broken is not None:
-                os.close(self._fd)
-                self._fd = -1
-                return
-            try:
+        with self._writing():
+            data = batch_message(turn_batch(turn))
+            write_whole(self._fd, data)
+            self._rows += 1
+            self._bytes += len(data)
+            if self._rows >= self._max_rows or self._bytes >= self._max_bytes:
                 self._end()
-            except OSError as error:
-                raise write_error(self._folder, error) from error
+                self._number += 1
+                self._open()
 
     def _end(self) -> None:
-        fd, self._fd = self._fd, -1
-        os.close(fd)
+        """Also seals. Without it (a killed process) `seal_dead` does so later."""
+        super()._end()
         _seal(self._folder, shard_name(self._incarnation, self._number))
-
-    def _check(self) -> None:
-        if self._broken is not None:
-            raise write_error(self._folder, self._broken)
-        if self._fd < 0:
-            raise ValueError(f"the shards in {self._folder} are closed")
-
-
-def _write(fd: int, data: bytes) -> None:
-    if os.write(fd, data) != len(data):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _append_name(index: Path, name: str) -> None:
@@ -172,7 +123,7 @@ def _append_name(index: Path, name: str) -> None:
         size = os.fstat(fd).st_size
         # A predecessor may have died in the middle of its line: end it, so that ours stands alone.
         torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
-        _write(fd, (b"\n" if torn else b"") + name.encode() + b"\n")
+        write_whole(fd, (b"\n" if torn else b"") + name.encode() + b"\n")
         os.fsync(fd)
     finally:
         os.close(fd)
@@ -218,7 +169,7 @@ class TurnReader:
                 data = _read_from(stream, shard.offset)
                 if data is None:
                     continue
-                batches, used = parse_stream(data, stream, at_start=shard.offset == 0)
+                batches, used = parse_stream(data, stream, shard.offset == 0, ARROW_SCHEMA)
                 shard.offset += used
             shard.rows += sum(batch.num_rows for batch in batches)
             return batches

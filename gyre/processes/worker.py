@@ -39,6 +39,7 @@ from gyre.executions.transcripts import Told
 from gyre.ledger import events as ev
 from gyre.ledger.files import write_error
 from gyre.ledger.layout import RunFolder
+from gyre.ledger.routing import RoutingWriter
 from gyre.ledger.shards import TurnWriter
 from gyre.ledger.state import RunState
 from gyre.ledger.tail import Line
@@ -50,6 +51,7 @@ from gyre.proxy.roles import rules_for
 from gyre.proxy.routes import Route, Routes
 from gyre.proxy.server import Proxy, ProxyExecution
 from gyre.proxy.template import load as load_renderer
+from gyre.training.architecture import read_architecture
 
 log = logging.getLogger("gyre")
 
@@ -72,7 +74,10 @@ class Worker(Process):
             self.tasks |= {t.name: t for t in load_tasks(Path(path), reward=recipe.tasks.reward, images=images)}
         self.rules = rules_for(recipe.harness.name)
         self.renderer = load_renderer(Path(self.job.model), recipe.model.template, secrets.token_hex(8))
+        routed = "routing" in recipe.trajectory.record
+        self.mixture = read_architecture(Path(self.job.model)).mixture() if routed else None
         self.turns = TurnWriter(run, name, self.incarnation)
+        self.routing = RoutingWriter(run, name, self.incarnation) if routed else None
         self.routes = Routes()
         self.root = run.workspaces / name
         self.sandbox: Sandbox | None = None
@@ -190,12 +195,14 @@ class Worker(Process):
             decode=self.renderer.decode,
             token_hex=secrets.token_hex,
             now=time.time,
+            mixture=self.mixture,
         )
         return Proxy(
             model=MODEL_NAME,
             renderer=self.renderer,
             generator=generator,
             sink=self.turns,
+            routing=self.routing,
             temperature=self.recipe.rollout.temperature,
             token_hex=secrets.token_hex,
             now=time.time,
@@ -233,6 +240,8 @@ class Worker(Process):
         result = await self._execute(dispatch, key, capture, self.sandbox)
         check_room(self.root)
         self.routes.forget(dispatch.execution)
+        if self.routing is not None:
+            self.routing.sync()
         self.turns.sync()
         self.say(finished(dispatch, result, capture, time.monotonic() - began))
 
@@ -302,6 +311,8 @@ class Worker(Process):
         if self.proxy is not None:
             await self.proxy.close()
         self.turns.close()
+        if self.routing is not None:
+            self.routing.close()
 
 
 def lost_workspaces(folder: Path, state: RunState) -> list[Path]:

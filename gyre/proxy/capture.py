@@ -26,6 +26,7 @@ import msgspec
 
 from gyre.engines.types import TokenHex
 from gyre.ledger.files import LedgerWriteError
+from gyre.ledger.routing import Routing
 from gyre.ledger.turns import Turn
 from gyre.proxy.conversation import Message, ToolCall
 from gyre.proxy.exchange import Evidence, Refusal, Reply, Request, ThreadRules
@@ -46,6 +47,13 @@ class TurnSink(Protocol):
 
     def append(self, turn: Turn) -> None:
         """Raises OSError or LedgerWriteError if the row is not in the shard."""
+
+
+class RoutingSink(Protocol):
+    """Where turns' experts go, if they are recorded. A record is in the file when `append` returns."""
+
+    def append(self, routing: Routing) -> None:
+        """Raises OSError or LedgerWriteError if the record is not in the file."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +119,7 @@ class Capture:
         renderer: Renderer,
         generator: Generator,
         sink: TurnSink,
+        routing: RoutingSink | None = None,
         rules: ThreadRules,
         limits: Limits,
         temperature: float,
@@ -122,6 +131,7 @@ class Capture:
         self.stats = Stats()
         self._limits = limits
         self._renderer, self._generator, self._sink, self._rules = renderer, generator, sink, rules
+        self._routing = routing
         self._temperature, self._model = temperature, model
         self._token_hex, self._now = token_hex, now
         self._tree, self._turns, self._seen = CallTree(), Turns(), Seen()
@@ -215,7 +225,14 @@ class Capture:
         if left < 1:
             raise Refusal("limit", f"this execution sampled its {self._limits.tokens} tokens")
         budget = min(request.max_tokens or self._limits.max_tokens, self._limits.max_tokens, room, left)
-        wanted = Wanted(execution=self.execution, prompt=planned.prompt, max_tokens=budget, stops=request.stops)
+        wanted = Wanted(
+            execution=self.execution,
+            prompt=planned.prompt,
+            max_tokens=budget,
+            stops=request.stops,
+            # the last token that was sampled before has no row of its own: it went through the model for this call
+            routing_from=max(planned.keep - 1, 0),
+        )
         return planned, wanted
 
     async def _run(
@@ -294,9 +311,28 @@ class Capture:
             cell=sampled.cell,
             cached_tokens=sampled.cached_tokens,
         )
+        self._append_routing(whole, sampled)
         self._sink.append(whole)
         self._rows += 1
         return whole
+
+    def _append_routing(self, row: Turn, sampled: Sampled) -> None:
+        """The experts that are known, before the turn's own row: a turn that counts has its record."""
+        mixture = self._generator.mixture
+        if self._routing is None or mixture is None or not sampled.routing:
+            return
+        self._routing.append(
+            Routing(
+                execution=row.execution,
+                attempt=row.attempt,
+                turn=row.turn,
+                start=max(row.keep - 1, 0),
+                layers=mixture.layers,
+                chosen=mixture.chosen,
+                item_size=mixture.item_size,
+                experts=bytes(sampled.routing),
+            )
+        )
 
     def _commit(self, call: Call, row: Turn, planned: Plan, sampled: Sampled, request: Request) -> Reply:
         """The row is in the shard: make the turn known, and its reply."""

@@ -7,6 +7,9 @@ one answer.
 Stop strings are the proxy's affair, for log-probabilities must be those of the unbent distribution: sampling
 ends once the text holds one, the tokens sampled up to there are recorded (the one that completes it is the
 last), and the reply's text is cut before it. Such a turn lacks its stop token, so the next tail closes it.
+
+Experts that tokens went to, if wanted, come with the last chunk of an engine call only. Each call asks for those
+from where the known ones end, so what one call did not tell the next one does; a call that was left tells nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ import msgspec
 
 from gyre.engines.errors import EngineRefused, EngineUnauthorized, EngineUnavailable
 from gyre.engines.types import GenerateChunk, GenerateRequest, TokenHex, new_rid
+from gyre.engines.wire import expert_numbers
+from gyre.ledger.routing import Mixture
 from gyre.ledger.turns import Span
 from gyre.proxy.routes import Route, Routes
 
@@ -46,7 +51,8 @@ class Sampled(msgspec.Struct, kw_only=True):
 
     `stop_at`: characters of the text before a stop string that was found, else None. `cached_tokens` is of
     the first engine call; `cell` of the last. `continuations` counts engine calls after the first,
-    `discarded` tokens thrown away.
+    `discarded` tokens thrown away. `routing`: rows of `Mixture.row_size` bytes, for positions from the call's
+    `routing_from` on, at most to the last but one.
     """
 
     output: array[int]
@@ -59,6 +65,7 @@ class Sampled(msgspec.Struct, kw_only=True):
     first_token: float = 0.0
     continuations: int = 0
     discarded: int = 0
+    routing: bytearray = msgspec.field(default_factory=bytearray)
 
 
 def nothing_sampled() -> Sampled:
@@ -67,12 +74,15 @@ def nothing_sampled() -> Sampled:
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """What to sample: prompt ids, at most `max_tokens` more, `stops` (strings) of the harness."""
+    """What to sample: prompt ids, at most `max_tokens` more, `stops` (strings) of the harness. `routing_from`: the
+    first position whose experts are wanted, where they are.
+    """
 
     execution: str
     prompt: array[int]
     max_tokens: int
     stops: tuple[str, ...] = ()
+    routing_from: int = 0
 
 
 class Generator:
@@ -81,7 +91,8 @@ class Generator:
 
     A call fails after more than `fruitless` engine calls in a row that brought no token; a deadline is the
     caller's. `handover`: seconds that a call may go on after its route has gone. `patience`: seconds to wait for
-    another route after the first fruitless call; doubles up to 64 times that.
+    another route after the first fruitless call; doubles up to 64 times that. `mixture`: the model's experts, if the
+    engines are to say which ones tokens went to.
     """
 
     def __init__(
@@ -97,6 +108,7 @@ class Generator:
         fruitless: int = 20,
         patience: float = 0.1,
         handover: float = 0.5,
+        mixture: Mixture | None = None,
     ) -> None:
         self._routes = routes
         self._engines = engines
@@ -108,6 +120,7 @@ class Generator:
         self._fruitless = fruitless
         self._patience = patience
         self._handover = handover
+        self.mixture = mixture
 
     async def sample(self, wanted: Wanted, into: Sampled) -> None:
         """Fill `into` until it is finished. Raises GenerationFailed; if cancelled, `into` holds what stands."""
@@ -157,6 +170,8 @@ class Generator:
             temperature=self._temperature,
             stop_token_ids=self._stop_ids,
             cache_salt=route.weight_version,
+            return_routed_experts=self.mixture is not None,
+            routed_experts_start=self._routing_end(wanted, into),
         )
         last: GenerateChunk | None = None
         reason, seen = "", 0
@@ -187,6 +202,7 @@ class Generator:
             return f"the engine of {route.cell} serves other weights than {route.weight_version}"
         if not into.output:
             into.cached_tokens = chunk.cached_tokens
+        self._keep_routing(wanted, into, chunk)
         length = min(len(chunk.output_ids), wanted.max_tokens - len(into.output))
         into.output.extend(chunk.output_ids[:length])
         into.logprobs.extend(chunk.logprobs[:length])
@@ -194,7 +210,24 @@ class Generator:
         if chunk.finish in ("stop", "length"):
             into.finish = chunk.finish
         self._finished(wanted, into)
+        if self.mixture is not None:
+            positions = len(wanted.prompt) + len(into.output) - 1 - wanted.routing_from
+            del into.routing[max(0, positions) * self.mixture.row_size :]
         return "" if into.finish else "the engine aborted the call"
+
+    def _routing_end(self, wanted: Wanted, into: Sampled) -> int:
+        """The first position whose experts are wanted and not known. It is in the prompt of the next engine call."""
+        return wanted.routing_from + len(into.routing) // self.mixture.row_size if self.mixture is not None else 0
+
+    def _keep_routing(self, wanted: Wanted, into: Sampled, chunk: GenerateChunk) -> None:
+        """Take over the experts of an engine call that went to its end, before its tokens are. What is not a row for
+        each of its positions counts as not told.
+        """
+        if self.mixture is None or chunk.finish is None or chunk.routed_experts is None or not chunk.output_ids:
+            return
+        end = len(wanted.prompt) + len(into.output) + len(chunk.output_ids) - 1
+        rows = end - self._routing_end(wanted, into)
+        into.routing += self.mixture.pack(expert_numbers(chunk.routed_experts), rows) or b""
 
     def _finished(self, wanted: Wanted, into: Sampled) -> bool:
         """Decide by the tokens themselves; a cut call may already hold its end."""

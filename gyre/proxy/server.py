@@ -18,7 +18,7 @@ import msgspec
 from aiohttp import web
 
 from gyre.engines.types import TokenHex
-from gyre.proxy.capture import Capture, Limits, Stats, TurnSink
+from gyre.proxy.capture import Capture, Limits, RoutingSink, Stats, TurnSink
 from gyre.proxy.delivery import began, deliver, send
 from gyre.proxy.dialects import DIALECTS, dialect_of
 from gyre.proxy.exchange import Dialect, Refusal, ThreadRules
@@ -75,12 +75,14 @@ class Proxy:
         renderer: Renderer,
         generator: Generator,
         sink: TurnSink,
+        routing: RoutingSink | None = None,
         temperature: float,
         token_hex: TokenHex,
         now: Callable[[], float],
         keep_alive: float = 10.0,
     ) -> None:
         self._model, self._renderer, self._generator, self._sink = model, renderer, generator, sink
+        self._routing = routing
         self._temperature, self._token_hex, self._now = temperature, token_hex, now
         self._keep_alive = keep_alive
         self._live: dict[str, _Live] = {}
@@ -99,6 +101,7 @@ class Proxy:
             renderer=self._renderer,
             generator=self._generator,
             sink=self._sink,
+            routing=self._routing,
             rules=told.rules,
             limits=told.limits,
             temperature=self._temperature,

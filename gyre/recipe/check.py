@@ -155,11 +155,7 @@ def _training_layout(recipe: Recipe) -> Iterator[Problem]:
     if train.sequence_parallel and train.tensor_parallel == 1:
         yield ("train", "sequence_parallel"), "true needs tensor_parallel above 1: those ranks split the sequence"
     if train.routing_replay:
-        engine = recipe.rollout.engine
-        missing = (
-            "does not return routed experts" if engine == "reference" else "returns experts that are not recorded yet"
-        )
-        yield ("train", "routing_replay"), f"the {engine} engine {missing}: set it to false"
+        yield ("train", "routing_replay"), "training does not replay the experts that are recorded: set it to false"
     gpus = cells.nodes_per_cell * cells.gpus_per_node
     if gpus and ranks != gpus:
         yield (
@@ -191,6 +187,13 @@ def _rollout_layout(recipe: Recipe) -> Iterator[Problem]:
         yield key, "the reference engine runs on one device: use 1"
     if rollout.engine == "reference" and rollout.store_mb:
         yield ("rollout", "store_mb"), 'the reference engine has no store of KV pages: use 0, or engine = "sglang"'
+    if "routing" in recipe.trajectory.record:
+        record: Key = ("trajectory", "record")
+        if rollout.engine == "reference":
+            yield record, 'the reference engine does not return routed experts: drop "routing", or engine = "sglang"'
+        if rollout.store_mb:
+            # SGLang keeps experts by slot of KV; a page from the store has those of what its slot held before
+            yield record, '"routing" is wrong for what comes from the store: drop it, or set rollout.store_mb to 0'
     if cells.gpus_per_node == 0:
         return
     gpus = cells.nodes_per_cell * cells.gpus_per_node

@@ -152,7 +152,8 @@ class Trajectory(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     packing: Literal["paths", "tree"] = "paths"
     """`tree` computes what an execution's paths share once; with context_parallel it falls back to paths."""
     record: list[Literal["wire", "routing"]] = field(default_factory=list)
-    """What else is recorded (not in this version)."""
+    """What else is recorded: `routing`, the experts that each token went to (mixtures of experts on SGLang, without a
+    store); not in this version: `wire`."""
 
 
 class Objective(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -191,8 +192,7 @@ class Train(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Above 1 is refused: the attention computes whole sequences."""
     data_parallel: Positive = 1
     routing_replay: bool = False
-    """Mixture of experts: train with the experts that the engine chose; no engine's are recorded yet, so true is
-    refused."""
+    """Mixture of experts: train with the experts that the engine chose; true is refused in this version."""
     tokens_per_microstep: Positive = 131072
     """Most tokens of one micro-step; not below the context."""
     microsteps_per_grant: Positive = 1

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gyre.errors import UserError
+from gyre.ledger.routing import Mixture
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,12 @@ class Architecture:
     expert_ffn: int = 0
     normalise_experts: bool = False
     """The chosen experts' probabilities are scaled to a sum of 1."""
+
+    def mixture(self) -> Mixture:
+        """The layers of experts, whose routing is to be recorded. Raises UserError for a dense model."""
+        if not self.experts:
+            raise UserError('trajectory.record: "routing" is of a mixture of experts, and this model is dense: drop it')
+        return Mixture(layers=self.layers, experts=self.experts, chosen=self.experts_per_token)
 
     def padded_vocab(self, tensor_parallel: int) -> int:
         """Rows of the embedding when it is split over `tensor_parallel` ranks: the next multiple."""

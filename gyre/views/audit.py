@@ -41,6 +41,8 @@ def audit(opened: OpenRun) -> list[Rule]:
         ("a step is committed from exactly its packed micro-steps, each merged once", _merged),
         ("checkpoints are whole, and of the steps that stand", files.kept_checkpoints),
     ]
+    if "routing" in opened.recipe.trajectory.record:
+        checks.append(("recorded experts are of their turns' positions and of the model", files.routing))
     rules: list[Rule] = []
     for name, check in checks:
         cases = list(check(audited))

@@ -17,13 +17,15 @@ from gyre.ledger import checkpoints
 from gyre.ledger.journal import index_pattern
 from gyre.ledger.layout import RunFolder
 from gyre.ledger.microstep_files import digest, read_microstep
+from gyre.ledger.routing import Mixture, Routing, read_routing
 from gyre.ledger.shards import TurnReader
 from gyre.ledger.state import RunState
 from gyre.ledger.tail import read_journal
 from gyre.ledger.turns import Turn
-from gyre.ledger.turns_merge import latest_rows
+from gyre.ledger.turns_merge import latest_rows, whole_length
 from gyre.processes.processor import StepInHand
 from gyre.processes.replay import by_execution
+from gyre.training.architecture import read_architecture
 from gyre.trajectory.settings import Settings
 from gyre.views.runs import OpenRun
 
@@ -117,6 +119,42 @@ def shards(opened: Audited) -> Cases:
         if outcome is not None:
             found = count[name, outcome.attempt]
             yield name, "" if found >= outcome.turns else f"{name}: {found} turns in shards, {outcome.turns} journalled"
+
+
+def routing(opened: Audited) -> Cases:
+    """Each turn's experts start one position before its own, are no more than it has, and are of the model's layers. A
+    record without its turn is what a killed worker leaves."""
+    rows, damaged = opened.shards
+    if damaged:
+        return  # the rule on shards says so
+    turns = {(turn.execution, turn.attempt, turn.turn): turn for turn in rows}
+    try:
+        mixture = read_architecture(Path(opened.job.model)).mixture()
+    except UserError as error:
+        yield "model", str(error)
+        return
+    for worker in opened.job.workers:
+        try:
+            for found in read_routing(opened.run, worker):
+                name = f"{found.execution} attempt {found.attempt} turn {found.turn}"
+                problem = _routing(found, turns.get((found.execution, found.attempt, found.turn)), mixture)
+                yield name, f"{name}: {problem}" if problem else ""
+        except UserError as error:
+            yield worker, str(error)
+
+
+def _routing(found: Routing, turn: Turn | None, mixture: Mixture) -> str:
+    shape = (found.layers, found.chosen, found.item_size)
+    if shape != (mixture.layers, mixture.chosen, mixture.item_size):
+        return "its experts are not of the model's layers"
+    if len(found.experts) % mixture.row_size or found.table().max(initial=0) >= mixture.experts:
+        return "its experts are not rows of the model's experts"
+    if turn is None:
+        return ""
+    if found.start != max(turn.keep - 1, 0):
+        return f"its experts start at {found.start}, its new tokens at {turn.keep}"
+    positions = whole_length(turn) - 1 - found.start
+    return f"{found.rows} positions have experts, of {positions}" if found.rows > positions else ""
 
 
 def microsteps(opened: Audited) -> Cases:

@@ -59,6 +59,9 @@ class TurnRow(Struct, frozen=True, kw_only=True):
     output_tokens: int
     mean_logprob: float
     trained_tokens: int
+    routed_tokens: int | None
+    """How many tokens have their experts recorded: its parent's last kept one, then of context and output all but the
+    last; None when the run records none."""
     context: str
     output: str
     fates: list[Fate]
@@ -125,7 +128,7 @@ def find_execution(opened: OpenRun, name: str, turn: int = -1) -> ExecutionView:
         paths=fates.paths,
         trained=fates.trained(),
         dropped=fates.dropped(),
-        turns=_decoded(Path(opened.job.model), wanted, rows, fates.turns),
+        turns=_decoded(Path(opened.job.model), wanted, rows, fates.turns, routed_tokens(opened, name)),
     )
 
 
@@ -134,13 +137,30 @@ def recorded_turns(opened: OpenRun, name: str) -> list[Turn]:
     from gyre.ledger.shards import TurnReader
     from gyre.ledger.turns_merge import latest_rows
 
-    workers = {attempt.worker for attempt in opened.state.executions[name].attempts.values()}
-    found = [turn for w in sorted(workers - {""}) for turn in TurnReader(opened.run, w).read_execution(name)]
+    found = [turn for w in _workers(opened, name) for turn in TurnReader(opened.run, w).read_execution(name)]
     return latest_rows(found)
 
 
+def _workers(opened: OpenRun, name: str) -> list[str]:
+    return sorted({attempt.worker for attempt in opened.state.executions[name].attempts.values()} - {""})
+
+
+def routed_tokens(opened: OpenRun, name: str) -> dict[tuple[int, int], int] | None:
+    """How many positions have their experts recorded, by attempt and turn; None when the run records none."""
+    from gyre.ledger.routing import read_routing
+
+    if "routing" not in opened.recipe.trajectory.record:
+        return None
+    found = [one for worker in _workers(opened, name) for one in read_routing(opened.run, worker)]
+    return {(one.attempt, one.turn): one.rows for one in found if one.execution == name}
+
+
 def _decoded(
-    model: Path, wanted: list[Turn], rows: list[Turn], fates: dict[tuple[int, int], list[Fate]]
+    model: Path,
+    wanted: list[Turn],
+    rows: list[Turn],
+    fates: dict[tuple[int, int], list[Fate]],
+    routed: dict[tuple[int, int], int] | None,
 ) -> list[TurnRow]:
     from tokenizers import Tokenizer
 
@@ -172,6 +192,7 @@ def _decoded(
             output_tokens=len(turn.output),
             mean_logprob=sum(turn.logprobs) / len(turn.logprobs) if turn.logprobs else 0.0,
             trained_tokens=sum(f.stop - f.start for f in fates[turn.attempt, turn.turn] if f.step),
+            routed_tokens=None if routed is None else routed.get((turn.attempt, turn.turn), 0),
             context=text(turn.context),
             output=text(turn.output),
             fates=fates[turn.attempt, turn.turn],

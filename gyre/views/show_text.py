@@ -58,6 +58,8 @@ def turn_text(view: ExecutionView) -> str:
         ]
         if turn.evidence:
             lines.append(f"--- because: {turn.evidence}")
+        if turn.routed_tokens is not None:
+            lines.append(f"--- experts recorded of {turn.routed_tokens} tokens")
         lines.append(turn.context)
         for fate, piece in zip(turn.fates, turn.pieces, strict=True):
             lines += [f">>> {_fate(fate)} [{fate.start}:{fate.stop}]", piece]

@@ -18,7 +18,7 @@ from gyre.engines.sglang.install import COMPLETE, environment, install, interpre
 from gyre.engines.sglang.store import free_port, master_arguments
 from gyre.errors import UserError
 from gyre.recipe.load import load_recipe
-from gyre.recipe.schema import Cells, Model, Recipe, Rollout, Tasks, Train
+from gyre.recipe.schema import Cells, Model, Recipe, Rollout, Tasks, Train, Trajectory
 
 
 def recipe(gpus: int, **rollout: object) -> Recipe:
@@ -49,6 +49,14 @@ def test_a_server_on_gpus() -> None:
     environment = server_environment(asked, "10.0.0.7")
     assert environment["SGLANG_HOST_IP"] == "10.0.0.7"
     assert "SGLANG_USE_CPU_ENGINE" not in environment
+
+
+def test_routing_is_returned_where_it_is_recorded() -> None:
+    asked = recipe(8)
+    recorded = msgspec.structs.replace(asked, trajectory=Trajectory(record=["routing"]))
+    flag = "--enable-return-routed-experts"
+    assert flag not in server_arguments(asked, Path("/m"), "h")
+    assert flag in server_arguments(recorded, Path("/m"), "h")
 
 
 def test_a_server_on_cpu_is_bounded() -> None:

@@ -20,7 +20,15 @@ from gyre.engines.push import buckets, serialize_bucket
 from gyre.engines.reference.auth import Keys, read_keys
 from gyre.engines.reference.pickles import read_bucket
 from gyre.engines.types import EngineLoad, GenerateRequest, Generation, new_rid
-from gyre.engines.wire import chunk_of, decode_loads, decode_reply, encode_generate, error_message, generate_body
+from gyre.engines.wire import (
+    chunk_of,
+    decode_loads,
+    decode_reply,
+    encode_generate,
+    error_message,
+    expert_numbers,
+    generate_body,
+)
 from gyre.errors import UserError
 
 from .place import write_keys
@@ -99,6 +107,15 @@ def test_the_request_pins_the_distribution() -> None:
     assert not {name for name in sampling if "penalty" in name}
     assert (body["return_logprob"], body["stream"], body["cache_salt"], body["input_ids"]) == (True, True, "s", [1])
     assert "return_routed_experts" not in body and "json_schema" not in sampling
+    routed = msgspec.structs.replace(request, return_routed_experts=True, routed_experts_start=5)
+    assert generate_body(routed, stream=True) == {
+        **body, "return_routed_experts": True, "routed_experts_start_len": 5,
+    }  # fmt: skip
+
+
+def test_experts_that_cannot_be_read_are_none() -> None:
+    assert expert_numbers("AQAAAAIAAAA=").tolist() == [1, 2]
+    assert [len(expert_numbers(text)) for text in ("AQAAAA", "AQAAAAI=", "?", "\u00e9")] == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ def test_a_writer_that_died_between_seal_and_removal_gives_each_turn_once(run: R
 
 def test_a_writer_that_died_at_once_leaves_an_empty_shard(run: RunFolder) -> None:
     TurnWriter(run, "w", 1)
-    (run.shard_dir("w") / "1-00000.arrows").write_bytes(stream_start()[:100])
+    (run.shard_dir("w") / "1-00000.arrows").write_bytes(stream_start(ARROW_SCHEMA)[:100])
     reader = TurnReader(run, "w")
     assert reader.poll() == []
     seal_dead(run, "w", 1)

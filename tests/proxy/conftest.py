@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import itertools
 import json
 import secrets
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import msgspec
+import numpy as np
 import pytest
 from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
@@ -21,6 +23,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from gyre.engines.errors import EngineUnavailable
 from gyre.engines.types import GenerateChunk, GenerateRequest, Generation
+from gyre.ledger.routing import Mixture, Routing
 from gyre.ledger.turns import Turn
 from gyre.ledger.turns_merge import latest_rows
 from gyre.proxy.capture import Limits
@@ -101,7 +104,7 @@ class Script:
     """What the fake engine does on its next call: reply with `text`, in chunks, unless it is told to fail.
 
     cut: abort after so many tokens; crash: lose the connection after so many; version: what the engine reports;
-    gate: wait for it before the reply; chunk: tokens a chunk.
+    gate: wait for it before the reply; chunk: tokens a chunk; spoil: what it says of experts, made from what is right.
     """
 
     def __init__(self, text: str, **told: Any) -> None:
@@ -113,7 +116,20 @@ class Script:
         self.chunk: int = told.pop("chunk", 3)
         self.stop: bool = told.pop("stop", True)
         self.error: Exception | None = told.pop("error", None)
+        self.spoil: Callable[[np.ndarray], np.ndarray] | None = told.pop("spoil", None)
         assert not told
+
+
+MIXTURE = Mixture(layers=2, experts=300, chosen=3)
+
+
+def experts_of(ids: Sequence[int], start: int) -> np.ndarray:
+    """[positions, layers, chosen]: the experts of all positions from `start` to the last but one. Each position's are
+    its own: they follow from its number and its token."""
+    places = np.arange(start, len(ids) - 1)[:, None, None]
+    tokens = np.asarray(ids[start:-1], dtype=np.int64)[:, None, None]
+    layers, chosen = np.arange(MIXTURE.layers)[:, None], np.arange(MIXTURE.chosen)
+    return ((places * 7 + tokens * 31 + layers * 101 + chosen) % MIXTURE.experts).astype(np.int32)
 
 
 class FakeEngine:
@@ -174,10 +190,17 @@ class _At:
                 raise EngineUnavailable("connection lost")
             finished = True
             yield Generation(
-                **self._fields(ids[:end], version, request), finish="abort" if script.cut is not None else finish
+                **self._fields(ids[:end], version, request),
+                finish="abort" if script.cut is not None else finish,
+                routed_experts=self._experts(ids[:end], request, script) if request.return_routed_experts else None,
             )
         finally:
             engine.closed_early += not finished
+
+    def _experts(self, ids: list[int], request: GenerateRequest, script: Script) -> str:
+        assert request.routed_experts_start <= len(request.input_ids), "SGLang aborts such a request"
+        found = experts_of([*request.input_ids, *ids], request.routed_experts_start)
+        return base64.b64encode((script.spoil(found) if script.spoil else found).tobytes()).decode()
 
     def _fields(self, ids: list[int], version: str, request: GenerateRequest) -> dict[str, Any]:
         return {
@@ -202,6 +225,19 @@ class Sink:
         self.rows.append(turn)
 
 
+class RoutingSink:
+    """Records of experts in memory, with how many turns there were before each."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+        self.records: list[tuple[int, Routing]] = []
+
+    def append(self, routing: Routing) -> None:
+        if self.sink.full:
+            raise OSError(28, "No space left on device")
+        self.records.append((len(self.sink.rows), routing))
+
+
 class World:
     """A proxy on loopback with one registered execution."""
 
@@ -213,11 +249,13 @@ class World:
         engines: Callable[[Route], Any] | None = None,
         temperature: float = 0.8,
         harness: str = "shell",
+        mixture: Mixture | None = None,
     ) -> None:
         self.renderer = renderer
         self.rules = rules_for(harness)
         self.engine = FakeEngine(renderer)
         self.sink = Sink()
+        self.routing = RoutingSink(self.sink)
         self.routes = Routes()
         clock = itertools.count(1000)
         generator = Generator(
@@ -230,12 +268,14 @@ class World:
             now=lambda: float(next(clock)),
             fruitless=3,
             patience=0.001,
+            mixture=mixture,
         )
         self.proxy = Proxy(
             model="tiny",
             renderer=renderer,
             generator=generator,
             sink=self.sink,
+            routing=self.routing,
             temperature=temperature,
             token_hex=secrets.token_hex,
             now=lambda: float(next(clock)),
@@ -299,9 +339,15 @@ async def worlds() -> AsyncIterator[Callable[..., Any]]:
     """Makes worlds that are closed at the end."""
     made: list[World] = []
 
-    async def make(renderer: Renderer, keep_alive: float = 30.0, harness: str = "shell", **limits: Any) -> World:
+    async def make(
+        renderer: Renderer,
+        keep_alive: float = 30.0,
+        harness: str = "shell",
+        mixture: Mixture | None = None,
+        **limits: Any,
+    ) -> World:
         bounds = {"context": 2000, "max_tokens": 300, "call_seconds": 15.0, **limits}
-        world = World(renderer, Limits(**bounds), keep_alive, harness=harness)
+        world = World(renderer, Limits(**bounds), keep_alive, harness=harness, mixture=mixture)
         world.url = await world.listen()
         made.append(world)
         return world

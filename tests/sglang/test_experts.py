@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+import secrets
+from array import array
+from collections.abc import AsyncIterator, Iterator
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from gyre.engines.client import EngineClient
+from gyre.engines.types import GenerateChunk, GenerateRequest
+from gyre.engines.wire import expert_numbers
+from gyre.ledger.routing import Mixture
+from gyre.proxy.generate import Generator, Wanted, nothing_sampled
+from gyre.proxy.routes import Route, Routes
 from tests.engines.place import Oracle
 from tests.engines.test_conformance import ask, near
 from tests.sglang.server import Server, launch, make_moe_model
@@ -53,5 +61,45 @@ def test_routed_experts_are_the_routers(moe: Server) -> None:
         wanted = router_choices(oracle, (prompt + got.output_ids)[:-1])
         assert np.array_equal(np.sort(found, axis=-1), wanted)
         assert len(np.unique(found)) == EXPERTS
+
+    moe.place.drive(work)
+
+
+class Cut:
+    """The server, whose calls end as an abort after 7 tokens; its weights have the version of the route."""
+
+    def __init__(self, client: EngineClient, version: str) -> None:
+        self.client, self.version = client, version
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+        left = request.max_new_tokens
+        asked = structs.replace(request, max_new_tokens=min(left, 7), ignore_eos=True)
+        async for chunk in self.client.generate(asked):
+            end = {"finish": "abort"} if chunk.finish and left > 7 else {}
+            yield structs.replace(chunk, versions=[(self.version, len(chunk.output_ids))], **end)
+
+
+def test_rows_of_several_calls_are_those_of_a_whole_one(moe: Server) -> None:
+    """What the proxy puts together of four calls, from the position before its own tokens on."""
+    prompt, start, version = list(range(120, 160)), 24, "1.1-0123456789abcdef"
+    mixture = Mixture(layers=LAYERS, experts=EXPERTS, chosen=CHOSEN)
+
+    async def work(client: EngineClient) -> None:
+        routes, into = Routes(), nothing_sampled()
+        routes.set_serving("cell-0", Route(url="", key="", weight_version=version, cell="cell-0"))
+        routes.set("e", "cell-0")
+        generator = Generator(
+            routes, lambda route: Cut(client, version), temperature=1.0, stop_ids=[], decode=str,
+            token_hex=secrets.token_hex, now=lambda: 0.0, patience=0.0, mixture=mixture,
+        )  # fmt: skip
+        await generator.sample(
+            Wanted(execution="e", prompt=array("i", prompt), max_tokens=24, routing_from=start), into
+        )
+        assert (len(into.output), into.continuations) == (24, 3)
+        found = np.frombuffer(bytes(into.routing), dtype=np.uint8).reshape(-1, LAYERS, CHOSEN)
+        whole = await client.generate_once(ask([*prompt, *into.output], 1, return_routed_experts=True))
+        assert whole.routed_experts is not None
+        wanted = expert_numbers(whole.routed_experts).reshape(-1, LAYERS, CHOSEN)[start:-1]
+        assert np.array_equal(np.sort(found, axis=-1), np.sort(wanted, axis=-1))
 
     moe.place.drive(work)

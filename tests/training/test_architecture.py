@@ -37,6 +37,8 @@ def test_biases_and_experts_are_read(tmp_path: Path, helpers: Any) -> None:
     assert biases(**helpers.llama, mlp_bias=True) == (False, False, True)
     assert biases(**helpers.kinds["qwen2"]) == (True, False, False)
     old = read_architecture(_folder(tmp_path, helpers.config | helpers.experts))
+    found = old.mixture()
+    assert (found.layers, found.experts, found.chosen) == (old.layers, old.experts, old.experts_per_token)
     assert (old.experts, old.experts_per_token, old.expert_ffn, old.normalise_experts) == (4, 2, 48, True)
     renamed = {key: value for key, value in helpers.experts.items() if key not in ("num_experts", "norm_topk_prob")}
     new = read_architecture(_folder(tmp_path, helpers.config | renamed | {"num_local_experts": 8}))
@@ -47,6 +49,8 @@ def test_biases_and_experts_are_read(tmp_path: Path, helpers: Any) -> None:
 
 def test_the_vocabulary_is_padded_to_a_multiple(tmp_path: Path, helpers: Any) -> None:
     architecture = read_architecture(_folder(tmp_path, helpers.config))
+    with pytest.raises(UserError, match="trajectory.record: .* dense"):
+        architecture.mixture()
     assert [architecture.padded_vocab(n) for n in (1, 2, 4)] == [601, 602, 604]
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gyre.errors import UserError
 from gyre.ledger import events as ev
+from gyre.ledger.routing import Routing, RoutingWriter
 from gyre.ledger.turns import Span, Turn
+from gyre.recipe.schema import Trajectory
 from gyre.views.show import find_execution
 from gyre.views.show_text import numbers_text, tree_text, turn_text
 from tests.proxy.conftest import TINY, model_folder, small_tokenizer
-from tests.views.ledgers import Ledger
+from tests.views.ledgers import WORKER, Ledger
 
 NAME = "g00000-00"
 
@@ -81,6 +84,17 @@ def test_a_turns_text_with_trained_tokens_marked(ledger: Ledger) -> None:
     lost = turn_text(find_execution(ledger.opened(), NAME, 3))
     assert "not trained: undelivered" in lost
     assert lost.endswith("ls -la")
+
+
+def test_how_many_tokens_have_their_experts(ledger: Ledger) -> None:
+    (shown,) = find_execution(ledger.opened(), NAME, 2).turns
+    assert shown.routed_tokens is None
+    ledger.recipe = msgspec.structs.replace(ledger.recipe, trajectory=Trajectory(record=["routing"]))
+    writer = RoutingWriter(ledger.run, WORKER, 1)
+    fields = {"layers": 2, "chosen": 2, "item_size": 1}
+    writer.append(Routing(execution=NAME, attempt=1, turn=2, start=3, experts=bytes(4 * 5), **fields))
+    assert "--- experts recorded of 5 tokens" in turn_text(find_execution(ledger.opened(), NAME, 2))
+    assert "--- experts recorded of 0 tokens" in turn_text(find_execution(ledger.opened(), NAME, 3))
 
 
 def test_unknown_executions_and_turns_are_named(ledger: Ledger) -> None:

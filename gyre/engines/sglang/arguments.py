@@ -64,6 +64,8 @@ def server_arguments(
         words += ["--dp-size", str(rollout.data_parallel), "--enable-dp-attention"]
     if rollout.expert_parallel > 1:
         words += ["--ep-size", str(rollout.expert_parallel)]
+    if "routing" in recipe.trajectory.record:
+        words.append("--enable-return-routed-experts")
     if part.nodes > 1:
         words += ["--nnodes", str(part.nodes), "--node-rank", str(part.node), "--dist-init-addr", part.rendezvous]
     if rollout.memory_fraction:
