@@ -36,6 +36,7 @@ from gyre.ledger.microstep_files import read_microstep
 from gyre.processes.address import node_address
 from gyre.processes.base import BEAT_SECONDS, user_error
 from gyre.processes.children import say_last_words
+from gyre.processes.placing import Placing
 from gyre.recipe.load import load_recipe
 from gyre.training.batch import MicroStepBatch
 from gyre.training.layout import Layout
@@ -61,7 +62,7 @@ class Rank:
     def __init__(self, run: RunFolder, cell: str, incarnation: int, model: Path, layout: Layout) -> None:
         self.run, self.cell, self.incarnation = run, cell, incarnation
         self.recipe = load_recipe(run.recipe, folders=False)
-        self.layout = layout
+        self.layout, self.model = layout, model
         self.trainer = Trainer(model, TrainSettings.of(self.recipe), layout, core=False)
         self.publisher = Publisher(TransferSession(node_address()), layout.rank)
         self.puller = Puller(lambda: TransferSession(node_address()))
@@ -138,11 +139,13 @@ class Rank:
         keys = json.loads((self.run.keys / key_file).read_text())
         async with aiohttp.ClientSession() as session:
             client = EngineClient(url, session, keys["api_key"], keys["admin_key"], None)
+            rollout = self.recipe.rollout
+            if rollout.weights == "mooncake":
+                with Placing(node_address(), self.model, rollout.tensor_parallel, self.trainer.dtype) as placing:
+                    return await push_weights(client, tensors, weight_version, BUCKET_BYTES, carrier=placing)
             # the engine is on this node: SGLang reads what it is offered there, the reference engine what it is sent
-            shared_by = keys["admin_key"] if self.recipe.rollout.engine == "sglang" else ""
-            return await push_weights(
-                client, tensors, weight_version, BUCKET_BYTES, self.recipe.rollout.tensor_parallel, shared_by
-            )
+            shared_by = keys["admin_key"] if rollout.engine == "sglang" else ""
+            return await push_weights(client, tensors, weight_version, BUCKET_BYTES, rollout.tensor_parallel, shared_by)
 
     def _bytes(self, manifest: Manifest) -> Pulled:
         """This rank's buffer of a manifest, verified."""
