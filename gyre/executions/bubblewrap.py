@@ -17,7 +17,10 @@ import shutil
 import socket
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+
+from msgspec import structs
 
 from gyre.errors import UserError
 from gyre.executions import launcher
@@ -37,6 +40,7 @@ from gyre.executions.limits import watch
 from gyre.executions.sandbox import PATH, ExitStatus, SandboxFailure, SandboxSpec, with_before
 from gyre.executions.task_cap import TaskCap
 from gyre.executions.tasks import Task
+from gyre.executions.users import User, find_user, layers_of, user_layer, writable_places
 
 PORT = 8400
 """Inside, the loopback is the sandbox's own: every sandbox can use the same port."""
@@ -66,12 +70,7 @@ def find_bwrap() -> str:
 def arguments(spec: SandboxSpec) -> list[str]:
     """bwrap's options for `spec` (pure but for the look at the host's /usr links)."""
     limits = spec.limits
-    args = [word for lower in spec.lowers for word in ("--overlay-src", str(lower.absolute()))]
-    args += (
-        ["--overlay", str(spec.upper.absolute()), str(spec.scratch.absolute()), "/"]
-        if spec.upper
-        else ["--tmp-overlay", "/"]
-    )
+    args = root_arguments(spec)
     if not spec.image:
         args += ["--ro-bind", "/usr", "/usr"]
         for name in MERGED:
@@ -86,16 +85,61 @@ def arguments(spec: SandboxSpec) -> list[str]:
         if os.path.exists(f"/proc/{name}"):
             args += ["--ro-bind", "/dev/null", f"/proc/{name}"]
     args += ["--size", str(limits.shared_memory // 16), "--tmpfs", "/run"]
+    if spec.user is not None and not any(
+        place.split("/")[1] == "root" for place in writable_places(spec.user, spec.workdir)
+    ):
+        args += ["--perms", "0000", "--tmpfs", "/root", "--remount-ro", "/root"]
     args += host_binds() if spec.image else []
     args += ["--ro-bind", launcher.__file__, LAUNCHER]
     for bind in spec.binds:
         args += ["--bind" if bind.writable else "--ro-bind", str(bind.source.absolute()), bind.target]
     args += ["--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL"]
-    args += ["--uid", "0", "--gid", "0", "--hostname", "task"]
+    user = spec.user or User(0, 0, "root", "/root")
+    args += ["--uid", str(user.uid), "--gid", str(user.gid), "--hostname", "task"]
     args += ["--die-with-parent", "--new-session", "--clearenv"]
-    for name, value in {"PATH": PATH, "HOME": "/root", "LANG": "C.UTF-8", **spec.env}.items():
+    names = {"USER": user.name, "LOGNAME": user.name} if spec.user is not None and user.name else {}
+    for name, value in {"PATH": PATH, "HOME": user.home, "LANG": "C.UTF-8", **names, **spec.env}.items():
         args += ["--setenv", name, value]
     return [*args, "--chdir", spec.workdir]
+
+
+def root_arguments(spec: SandboxSpec) -> list[str]:
+    """bwrap's options for the root file system. For another user than root it is read-only, and each of the places
+    that are its own is an overlay of the same layers, whose changes lie in `upper` where they would lie in one of all.
+    """
+    if spec.user is None:
+        return overlay(spec.lowers, spec.upper, spec.scratch, "/")
+    args = [word for lower in spec.lowers for word in ("--overlay-src", str(lower.absolute()))] + ["--ro-overlay", "/"]
+    for number, place in enumerate(writable_places(spec.user, spec.workdir)):
+        upper = spec.upper / place.lstrip("/") if spec.upper is not None else None
+        args += overlay(layers_of(place, spec.lowers), upper, spec.scratch / str(number), place)
+    return args
+
+
+def overlay(lowers: Sequence[Path], upper: Path | None, scratch: Path, target: str) -> list[str]:
+    """bwrap's options for one overlay with changes; without `upper` they are thrown away."""
+    args = [word for lower in lowers for word in ("--overlay-src", str(lower.absolute()))]
+    if upper is None:
+        return [*args, "--tmp-overlay", target]
+    return [*args, "--overlay", str(upper.absolute()), str(scratch.absolute()), target]
+
+
+def with_user(spec: SandboxSpec) -> SandboxSpec:
+    """`spec` with the layer and the folders that another user than root needs. Raises OSError."""
+    if spec.user is None:
+        return spec
+    places = writable_places(spec.user, spec.workdir)
+    targets = {bind.target: bind.source.is_dir() for bind in spec.binds if not bind.target.startswith("/run/")}
+    layer = user_layer(private_folder(spec.scratch / "user"), spec.user, places, targets, spec.lowers[0])
+    layer.chmod(0o755)
+    for number, place in enumerate(places):
+        (spec.scratch / str(number)).mkdir()
+        if spec.upper is not None:
+            own = spec.upper / place.lstrip("/")
+            if own.resolve() != spec.upper.resolve() / place.lstrip("/"):
+                raise OSError(f"{place} is no folder of its own any more")
+            own.mkdir(parents=True, exist_ok=spec.resumed)
+    return structs.replace(spec, lowers=(*spec.lowers, layer))
 
 
 def command(spec: SandboxSpec) -> tuple[str, ...]:
@@ -127,16 +171,28 @@ class Bubblewrap:
         return PORT, None
 
     def lowers(self, root: Path, task: Task, snapshot: Path | None = None) -> tuple[Path, ...]:
-        on_image = task.image is not None
+        below = self._environment(root, task)
+        return (*below, snapshot, guard_layer(root, task.workdir, task.image is not None)) if snapshot else below
+
+    def user(self, root: Path, task: Task, name: str) -> User | None:
+        try:
+            return find_user(name, self._environment(root, task), task.image is not None)
+        except UserError as error:
+            raise OSError(f"{task.folder}: {error}") from error
+
+    def _environment(self, root: Path, task: Task) -> tuple[Path, ...]:
         try:
             lowest = (unpacked(task.image), dressing_layer(root)) if task.image is not None else (base_layer(root),)
         except UserError as error:
             raise OSError(str(error)) from error
-        below = (*lowest, seed_layer(root, task))
-        return (*below, snapshot, guard_layer(root, task.workdir, on_image)) if snapshot else below
+        return (*lowest, seed_layer(root, task))
 
     async def start(self, spec: SandboxSpec) -> RunningBubblewrap:
         """Start `spec` and return when its launcher is ready and known by pidfd. Raises SandboxFailure."""
+        try:
+            spec = with_user(spec)
+        except OSError as error:
+            raise SandboxFailure(f"cannot lay out the workspace: {error}") from error
         log = CappedLog(spec.log, spec.limits.log)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         info, info_write = os.pipe2(os.O_CLOEXEC)

@@ -20,6 +20,7 @@ from gyre.executions.images.store import Images, unpacked
 from gyre.executions.layers import private_folder, remove_tree
 from gyre.executions.limits import Limits
 from gyre.executions.sandbox import Bind, ExitStatus, Sandbox, SandboxFailure, SandboxSpec
+from gyre.executions.steps import FILES, Part, below, combined, parts
 from gyre.executions.tasks import NO_IMAGES, Task, load_task, task_folders
 
 DEFAULT_LIMITS = Limits()
@@ -67,7 +68,10 @@ async def check_tasks(
                 task = load_task(folder, images=images)
                 if task.image is not None:
                     await asyncio.to_thread(unpacked, task.image)
-            except UserError as error:
+                for part in parts(task):
+                    for name in (part.task.agent_user, part.task.verifier_user):
+                        sandbox.user(root, part.task, name)
+            except (UserError, OSError) as error:
                 check = _unfit(folder.name, str(error))
             else:
                 check = await check_task(task, sandbox, root, limits)
@@ -91,21 +95,20 @@ async def check_task(task: Task, sandbox: Sandbox, root: Path, limits: Limits) -
     limits = limits.narrowed(task.memory, task.storage)
     problems: list[str] = []
     try:
-        untouched = await _grade_after(task, sandbox, root, workspace / "untouched", limits, ("true",), (), problems)
+        untouched = await _rewards_after(task, sandbox, root, workspace / "untouched", limits, False, problems)
         started = loop.time()
-        solved: Grade | None = None
-        if task.solution.is_file():
-            argv, binds = script_command(task.solution, task.folder / "solution", "/solution")
-            solved = await _grade_after(task, sandbox, root, workspace / "solved", limits, argv, binds, problems)
-        else:
-            problems.append(f"{task.solve_file} is missing: it cannot be shown that the task can be solved")
+        missing = sorted({part.task.solve_file for part in parts(task) if not part.task.solution.is_file()})
+        problems += [f"{path} is missing: it cannot be shown that the task can be solved" for path in missing]
+        solved = None
+        if not missing:
+            solved = await _rewards_after(task, sandbox, root, workspace / "solved", limits, True, problems)
         seconds = loop.time() - started
     finally:
         remove_tree(workspace)
-    if untouched and untouched.reward is not None and untouched.reward > 0:
-        problems.append(f"an untouched workspace earns {untouched.reward:g}, not 0")
-    if solved and solved.reward is not None and solved.reward != 1:
-        problems.append(f"the solution earns {solved.reward:g}, not 1")
+    if untouched and untouched.reward > 0:
+        problems.append(f"an untouched workspace earns {untouched.reward:g}, not 0{untouched.steps}")
+    if solved and solved.reward != 1:
+        problems.append(f"the solution earns {solved.reward:g}, not 1{solved.steps}")
     return TaskCheck(
         name=task.name,
         image=str(task.image.path) if task.image is not None else "",
@@ -117,22 +120,68 @@ async def check_task(task: Task, sandbox: Sandbox, root: Path, limits: Limits) -
     )
 
 
+class _Earned(Struct, frozen=True):
+    """`seconds` of grading; `steps` says what each step earned, for a task that has some."""
+
+    reward: float
+    seconds: float
+    steps: str
+
+
+async def _rewards_after(
+    task: Task, sandbox: Sandbox, root: Path, workspace: Path, limits: Limits, solve: bool, problems: list[str]
+) -> _Earned | None:
+    """Run the solution of each part of `task`, or nothing, in one workspace and grade what each leaves; None when
+    something goes wrong, which is added to `problems`.
+    """
+    ran = parts(task)
+    grades: list[Grade] = []
+    for part in ran:
+        argv: tuple[str, ...] = ("true",)
+        binds: tuple[Bind, ...] = ()
+        if solve:
+            argv, binds = script_command(part.task.solution, task.folder / part.task.solution_folder, "/solution")
+        place = private_folder(workspace / (part.name or "whole"))
+        before = place.parent / ran[len(grades) - 1].name / "snapshot" if grades else None
+        graded = await _grade_after(part, sandbox, root, place, before, limits, argv, binds, problems)
+        if graded is None or graded.reward is None:
+            return None
+        grades.append(graded)
+        if short := below(graded.rewards, part.min_reward):
+            if solve and part is not ran[-1]:
+                problems.append(part.named(f"the solution earns {short}: no step follows"))
+            break
+    seconds = sum(grade.seconds for grade in grades)
+    each = ", ".join(f"{part.name} {grade.reward:g}" for part, grade in zip(ran, grades))
+    return _Earned(
+        combined([grade.rewards for grade in grades], task.step_reward), seconds, f" ({each})" if task.steps else ""
+    )
+
+
 async def _grade_after(
-    task: Task,
+    part: Part,
     sandbox: Sandbox,
     root: Path,
     workspace: Path,
+    before: Path | None,
     limits: Limits,
     argv: tuple[str, ...],
     binds: tuple[Bind, ...],
     problems: list[str],
 ) -> Grade | None:
-    """Run `argv` in a fresh sandbox of `task` and grade what it leaves; what goes wrong is added to
-    `problems`.
+    """Run `argv` in a sandbox of `part`, on the snapshot `before` if there is one, and grade what it leaves; what goes
+    wrong is added to `problems`.
     """
-    what = workspace.name
-    upper, scratch = (private_folder(workspace / name) for name in ("upper", "scratch"))
+    task, what = part.task, workspace.parent.name + (f" ({part.named('')})" if part.name else "")
+    upper, scratch = (workspace / name for name in ("upper", "scratch"))
+    private_folder(scratch)
+    if part.files is not None:
+        binds = (*binds, Bind(part.files, FILES))
     try:
+        if before is not None:
+            before.rename(upper)
+        else:
+            private_folder(upper)
         spec = SandboxSpec(
             lowers=sandbox.lowers(root, task),
             upper=upper,
@@ -141,10 +190,12 @@ async def _grade_after(
             argv=argv,
             log=workspace / "log",
             binds=binds,
-            env={**task.env, **task.solution_env},
+            env={**task.env, **task.solution_env, **part.env},
             limits=limits,
-            before=task.healthcheck.script() if task.healthcheck is not None else "",
+            before=part.before,
+            resumed=before is not None,
             image=task.image is not None,
+            user=sandbox.user(root, task, task.agent_user),
         )
         running = await sandbox.start(spec)
     except (SandboxFailure, OSError) as failure:
@@ -155,8 +206,9 @@ async def _grade_after(
         status = await running.wait(task.agent_timeout or task.verifier_timeout)
     finally:
         await finish(running.kill())
-    if status.code == UNHEALTHY and task.healthcheck is not None:
-        problems.append(f"{what}: the environment's healthcheck failed")
+    if status.code == UNHEALTHY and part.before:
+        failed = "the setup or a healthcheck" if part.name else "the environment's healthcheck"
+        problems.append(f"{what}: {failed} failed")
     elif status.code != 0:
         problems.append(f"{what}: {argv[-1]} ended with {status}")
     snapshot = running.snapshot(workspace / "snapshot")

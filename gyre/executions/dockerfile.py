@@ -1,4 +1,4 @@
-"""Reads the part of a Dockerfile that needs no container runtime: FROM, WORKDIR, COPY and ENV.
+"""Reads the part of a Dockerfile that needs no container runtime: FROM, WORKDIR, COPY, ENV and USER.
 
 Owns that reader and the `Environment` that it yields. Invariant: an `Environment` says exactly what the
 Dockerfile says, on a base image from the disk or the host's system in its place; an instruction outside the subset is
@@ -18,7 +18,7 @@ from msgspec import Struct, field
 
 from gyre.errors import UserError
 
-SUBSET = "gyre covers FROM, WORKDIR, COPY and ENV"
+SUBSET = "gyre covers FROM, WORKDIR, COPY, ENV and USER"
 WITHOUT_EFFECT = ("LABEL", "MAINTAINER", "EXPOSE", "CMD", "ENTRYPOINT", "STOPSIGNAL", "HEALTHCHECK", "SHELL")
 """They describe the image, or its own command and build, in the place of which the harness runs."""
 
@@ -42,6 +42,8 @@ class Environment(Struct, frozen=True):
     """Every WORKDIR that occurs: Docker creates it."""
     copies: tuple[Copy, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
+    user: str = ""
+    """The last USER; "": the image's own."""
     refused: str = ""
     """Why nothing but a prebuilt image can be this environment."""
 
@@ -55,12 +57,12 @@ def read_or_refuse(path: Path) -> Environment:
 
 
 def read_dockerfile(path: Path) -> Environment:
-    """Parse a Dockerfile of FROM, WORKDIR, COPY and ENV. Raises UserError naming file, line and instruction."""
+    """Parse a Dockerfile of FROM, WORKDIR, COPY, ENV and USER. Raises UserError naming file, line and instruction."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not readable: {error}") from error
-    image, workdir = "", ""
+    image, workdir, user = "", "", ""
     folders: list[str] = []
     copies: list[Copy] = []
     env: dict[str, str] = {}
@@ -77,8 +79,8 @@ def read_dockerfile(path: Path) -> Environment:
                 copies.append(_copy(rest, place, path.parent, workdir or "/"))
             case "ENV":
                 env |= _env(rest, place)
-            case "USER" if rest in ("root", "0"):
-                pass
+            case "USER":
+                user = _plain(rest, place)
             case name if name not in WITHOUT_EFFECT:
                 raise UserError(
                     f"{place}: {word} is not covered ({SUBSET}): copy files in, put a prebuilt image of the task into"
@@ -86,7 +88,7 @@ def read_dockerfile(path: Path) -> Environment:
                 )
     if not image:
         raise UserError(f"{path}: no FROM line; start the file with one (the host's system stands in for the image)")
-    return Environment(image=image, workdir=workdir, folders=tuple(folders), copies=tuple(copies), env=env)
+    return Environment(image=image, workdir=workdir, folders=tuple(folders), copies=tuple(copies), env=env, user=user)
 
 
 def _logical_lines(text: str) -> list[tuple[int, str]]:

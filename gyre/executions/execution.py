@@ -1,8 +1,8 @@
-"""Runs one execution: workspace, sandbox, harness, snapshot, grade, outcome.
+"""Runs one execution: workspace, then for each of its parts sandbox, harness, snapshot and grade; outcome.
 
 Owns the order of these and the workspace folder. Invariants: on every path, cancellation included, no process
 of the execution is left when `run_execution` returns; nothing is graded before everything in the sandbox is
-dead; the key is written to no file.
+dead; what a grader does to the workspace no later part sees; the key is written to no file.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from gyre.executions.harnesses import Harness, Launch, LaunchRequest
 from gyre.executions.healthcheck import UNHEALTHY
 from gyre.executions.layers import private_folder, remove_tree
 from gyre.executions.limits import Limits
-from gyre.executions.outcome import Ending, Outcome, before_grading, judge
+from gyre.executions.outcome import Ending, Outcome, Verdict, before_grading, judge, of_all
 from gyre.executions.sandbox import Bind, ExitStatus, RunningSandbox, Sandbox, SandboxFailure, SandboxSpec
+from gyre.executions.steps import FILES, Part, below, combined, parts
 from gyre.executions.tasks import NAME, Task
 from gyre.executions.transcripts import Told, told_by
 
@@ -44,7 +45,7 @@ class Timeouts(Struct, frozen=True, kw_only=True):
 
 
 class CallReport(Struct, frozen=True):
-    """What the proxy saw of the execution."""
+    """What the proxy saw of the execution since the last report."""
 
     model_calls: int
     server_error: bool = False
@@ -52,11 +53,15 @@ class CallReport(Struct, frozen=True):
 
 
 class Phases(Struct, frozen=True):
-    """Wall seconds."""
+    """Wall seconds, of all parts together."""
 
     prepare: float = 0.0
     run: float = 0.0
     grade: float = 0.0
+
+    @property
+    def each(self) -> tuple[float, float, float]:
+        return self.prepare, self.run, self.grade
 
 
 class ExecutionRequest(Struct, frozen=True, kw_only=True):
@@ -79,6 +84,18 @@ class ExecutionRequest(Struct, frozen=True, kw_only=True):
     """Where the harness's output goes; in the workspace when None."""
 
 
+class StepEnd(Struct, frozen=True, kw_only=True):
+    """How one step ended; `rewards` is what its grader gave, by name. Wall seconds."""
+
+    name: str
+    outcome: Outcome
+    reason: str
+    reward: float | None
+    rewards: dict[str, float]
+    model_calls: int
+    seconds: float
+
+
 class ExecutionResult(Struct, frozen=True, kw_only=True):
     """`reward` is a number exactly when `outcome` is "graded". `workspace` is None once it is removed."""
 
@@ -95,6 +112,19 @@ class ExecutionResult(Struct, frozen=True, kw_only=True):
     """What the harness's own transcript counts."""
     interrupted: bool = False
     """It was cut: ended before it had ended by itself."""
+    steps: tuple[StepEnd, ...] = ()
+    """Of a task of several steps, those that ran."""
+
+
+class _Session(Struct, frozen=True, kw_only=True):
+    """One part, ended and, where it could be, graded."""
+
+    part: Part
+    ending: Ending
+    grade: Grade | None
+    verdict: Verdict
+    seconds: Phases
+    told: Told | None
 
 
 class _Run:
@@ -112,6 +142,17 @@ class _Run:
         self.started = self.loop.time()
         self.marks = [self.started]
         self.detail = ""
+        self.parts = parts(request.task)
+        self.sessions: list[_Session] = []
+
+    @property
+    def snapshot(self) -> Path:
+        """What the last sandbox left; the next one goes on with it."""
+        return self.workspace / "snapshot"
+
+    def place_of_log(self) -> Path:
+        number = len(self.sessions)
+        return self.log.with_name(f"{self.log.name}-{number + 1}") if number else self.log
 
     def mark(self) -> None:
         """End of a phase."""
@@ -121,40 +162,55 @@ class _Run:
         """Seconds of the execution's overall time."""
         return max(0.0, self.started + self.request.timeouts.execution - self.loop.time())
 
-    def spec(self, launch: Launch, port: int, listener: socket.socket | None) -> SandboxSpec:
+    def place(self, name: str) -> Path:
+        """Of a file or folder of the part in hand."""
+        number = len(self.sessions)
+        return self.workspace / (f"{name}-{number + 1}" if number else name)
+
+    def spec(self, part: Part, launch: Launch, port: int, listener: socket.socket | None) -> SandboxSpec:
         """Make the workspace's folders and write the launch's files. Raises OSError."""
-        upper, scratch, files = (private_folder(self.workspace / name) for name in ("upper", "scratch", "files"))
-        upper.chmod(0o755)
-        binds = list(launch.binds)
+        scratch, files = (private_folder(self.place(name)) for name in ("scratch", "files"))
+        upper = self.workspace / "upper"
+        if self.sessions:
+            self.snapshot.rename(upper)
+        else:
+            private_folder(upper).chmod(0o755)
+        binds = [Bind(part.files, FILES)] if part.files is not None else []
+        binds += launch.binds
         for number, (target, text) in enumerate(launch.files.items()):
             source = files / str(number)
             source.write_text(text, encoding="utf-8")
             binds.append(Bind(source, target))
-        task = self.request.task
+        task = part.task
+        for each in self.parts:  # one that is unknown: told before the agent works
+            self.sandbox.user(self.root, each.task, each.task.agent_user)
+            self.sandbox.user(self.root, each.task, each.task.verifier_user)
         return SandboxSpec(
             lowers=self.sandbox.lowers(self.root, task),
             upper=upper,
             scratch=scratch,
             workdir=task.workdir,
             argv=launch.argv,
-            log=self.log,
+            log=self.place_of_log(),
             binds=tuple(binds),
-            env={**task.env, **launch.env},
+            env={**task.env, **launch.env, **part.env},
             listen_port=port,
             listener=listener,
             limits=self.limits,
-            before=task.healthcheck.script() if task.healthcheck is not None else "",
+            before=part.before,
+            resumed=bool(self.sessions),
             image=task.image is not None,
+            user=self.sandbox.user(self.root, task, task.agent_user),
         )
 
-    async def harness(self, harness: Harness, handler: ListenerHandler) -> tuple[Ending, Path | None]:
-        """Prepare, start, wait and kill; the ending without the proxy's part, and the snapshot."""
+    async def harness(self, part: Part, harness: Harness, handler: ListenerHandler) -> tuple[Ending, bool]:
+        """Prepare, start, wait and kill; the ending without the proxy's part, and whether there is a snapshot."""
         request = self.request
         port, listener = self.sandbox.open_listener()
         try:
             launch = harness.prepare(
                 LaunchRequest(
-                    task=request.task,
+                    task=part.task,
                     port=port,
                     key=request.key,
                     model=request.model,
@@ -164,25 +220,26 @@ class _Run:
                     environment=request.environment,
                 )
             )
-            spec = await asyncio.to_thread(self.spec, launch, port, listener)
+            spec = await asyncio.to_thread(self.spec, part, launch, port, listener)
         except OSError as error:
             self.detail = str(error)
             _close(listener)
-            return Ending(image_error=str(error)), None
+            return Ending(image_error=str(error)), False
         try:
             running = await self.sandbox.start(spec)
         except SandboxFailure as failure:
             self.detail = str(failure)
             _close(listener)
-            return Ending(sandbox_error=str(failure)), None
+            return Ending(sandbox_error=str(failure)), False
         self.mark()
-        ending = await self._wait(running, handler)
-        if request.task.healthcheck is not None and ending.exit.code == UNHEALTHY:
+        ending = await self._wait(part, running, handler)
+        if part.before and ending.exit.code == UNHEALTHY:
             ending = structs.replace(ending, unhealthy=True)
-        return ending, running.snapshot(self.workspace / "snapshot")
+        running.snapshot(self.snapshot)
+        return ending, True
 
-    async def _wait(self, running: RunningSandbox, handler: ListenerHandler) -> Ending:
-        timeouts, own = self.request.timeouts, self.request.task.agent_timeout
+    async def _wait(self, part: Part, running: RunningSandbox, handler: ListenerHandler) -> Ending:
+        timeouts, own = self.request.timeouts, part.task.agent_timeout
         allowed = min(timeouts.harness, own or timeouts.harness)
         try:
             if running.listener is not None:
@@ -207,15 +264,15 @@ class _Run:
             ended.cancel()
             cut.cancel()
 
-    async def grade(self, snapshot: Path) -> Grade | None:
-        """The grade; None when the execution's overall time ran out."""
-        request, task = self.request, self.request.task
+    async def grade(self, task: Task) -> Grade | None:
+        """The grade of the snapshot; None when the execution's overall time ran out."""
+        request = self.request
         grading = grade_with_retries(
             task,
             self.sandbox,
             self.root,
-            snapshot,
-            self.workspace / "grading",
+            self.snapshot,
+            self.place("grading"),
             self.limits,
             min(request.timeouts.grader, task.verifier_timeout),
             request.grader_attempts,
@@ -223,6 +280,67 @@ class _Run:
         try:
             return await asyncio.wait_for(grading, self.left())
         except TimeoutError:
+            return None
+
+    async def session(
+        self, part: Part, harness: Harness, handler: ListenerHandler, call_report: Callable[[], CallReport]
+    ) -> bool:
+        """One part, from its sandbox to its grade. True: another one follows it, if the task has one."""
+        self.marks = [self.loop.time()]
+        ending, snapshot = await self.harness(part, harness, handler)
+        report = call_report()
+        # Before the grader can write there. Counts of several sessions are not told apart.
+        counted = snapshot and len(self.parts) == 1
+        told = await asyncio.to_thread(told_by, harness, self.snapshot, self.log) if counted else None
+        ending = _with_report(ending, report)
+        grade = None
+        if snapshot and before_grading(ending) is None:
+            grade = await self.grade(part.task)
+            self.mark()
+            if grade is None:
+                ending = _overall_timeout(ending)
+        verdict = judge(ending, grade)
+        self.sessions.append(
+            _Session(part=part, ending=ending, grade=grade, verdict=verdict, seconds=_phases(self.marks), told=told)
+        )
+        if verdict.outcome != "graded" or ending.interrupted:
+            return False
+        return grade is not None and not below(grade.rewards, part.min_reward)
+
+    def result(self) -> ExecutionResult:
+        """Of the sessions that ran. A workspace is neither kept nor removed yet."""
+        last = self.sessions[-1]
+        verdict = of_all(
+            [session.verdict for session in self.sessions], self._reward(), more=len(self.sessions) < len(self.parts)
+        )
+        detail = self.detail or (last.grade.detail if last.grade else "")
+        failed = verdict.outcome != "graded"
+        late = [session.ending.exit for session in self.sessions if session.ending.exit.timed_out]
+        return ExecutionResult(
+            outcome=verdict.outcome,
+            reason=verdict.reason,
+            reward=verdict.reward,
+            seconds=Phases(*(sum(s.seconds.each[n] for s in self.sessions) for n in range(3))),
+            exit=(late or [last.ending.exit])[0],
+            model_calls=sum(session.ending.model_calls for session in self.sessions),
+            log=None,
+            workspace=None,
+            detail=last.part.named(detail) if failed else detail,
+            told=last.told,
+            interrupted=last.ending.interrupted,
+            steps=tuple(map(_step_end, self.sessions)) if self.request.task.steps else (),
+        )
+
+    def _reward(self) -> float | None:
+        """Of the sessions together; None where one has none, or they make no number."""
+        grades = [session.grade for session in self.sessions if session.verdict.outcome == "graded"]
+        if len(grades) < len(self.sessions):
+            return None
+        if not self.request.task.steps:
+            return self.sessions[-1].verdict.reward
+        try:
+            return combined([grade.rewards for grade in grades if grade is not None], self.request.task.step_reward)
+        except OverflowError:
             return None
 
 
@@ -237,8 +355,8 @@ async def run_execution(
 ) -> ExecutionResult:
     """Run `request` to its outcome. `root` is the worker's workspace folder, on node-local disk.
 
-    `listener_handler` is called once with the sandbox's listening socket; `call_report` once, after
-    everything in the sandbox is dead. Once `cut` is set, the harness is ended and its workspace graded as it stands.
+    `listener_handler` is called for each part with its sandbox's listening socket; `call_report` after each part, once
+    everything in its sandbox is dead. Once `cut` is set, the harness is ended and its workspace graded as it stands.
     Call from the thread that the event loop lives in: sandboxes die with it. Never raises for what the harness, the
     task or the grader does.
     """
@@ -250,31 +368,15 @@ async def run_execution(
     private_folder(run.workspace)
     keep = request.keep == "all"
     try:
-        ending, snapshot = await run.harness(harness, listener_handler)
-        report = call_report()
-        # Before the grader can write there.
-        told = await asyncio.to_thread(told_by, harness, snapshot, run.log) if snapshot is not None else None
-        ending = _with_report(ending, report)
-        grade = None
-        if snapshot is not None and before_grading(ending) is None:
-            grade = await run.grade(snapshot)
-            run.mark()
-            if grade is None:
-                ending = _overall_timeout(ending)
-        verdict = judge(ending, grade)
-        keep = keep or (request.keep == "failed" and verdict.outcome != "graded")
-        return ExecutionResult(
-            outcome=verdict.outcome,
-            reason=verdict.reason,
-            reward=verdict.reward,
-            seconds=_phases(run.marks),
-            exit=ending.exit,
-            model_calls=report.model_calls,
+        for part in run.parts:
+            if not await run.session(part, harness, listener_handler, call_report):
+                break
+        result = run.result()
+        keep = keep or (request.keep == "failed" and result.outcome != "graded")
+        return structs.replace(
+            result,
             log=run.log if keep or request.log else None,
             workspace=run.workspace if keep else None,
-            detail=run.detail or (grade.detail if grade else ""),
-            told=told,
-            interrupted=ending.interrupted,
         )
     finally:
         if not keep:
@@ -296,6 +398,18 @@ def _with_report(ending: Ending, report: CallReport) -> Ending:
 
 def _overall_timeout(ending: Ending) -> Ending:
     return Ending(exit=ending.exit, model_calls=ending.model_calls, overall_timeout=True)
+
+
+def _step_end(session: _Session) -> StepEnd:
+    return StepEnd(
+        name=session.part.name,
+        outcome=session.verdict.outcome,
+        reason=session.verdict.reason,
+        reward=session.verdict.reward,
+        rewards=session.grade.rewards if session.grade is not None else {},
+        model_calls=session.ending.model_calls,
+        seconds=sum(session.seconds.each),
+    )
 
 
 def _phases(marks: list[float]) -> Phases:

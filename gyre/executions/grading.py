@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import time
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, field, structs
 
 from gyre.executions.artifacts import collect
 from gyre.executions.backoff import pause_before
 from gyre.executions.ends import finish
 from gyre.executions.layers import private_folder, remove_tree
 from gyre.executions.limits import Limits
-from gyre.executions.rewards import NoReward, environment, reward_of
+from gyre.executions.rewards import NoReward, environment, number_of, rewards_of
 from gyre.executions.sandbox import Bind, Sandbox, SandboxFailure, SandboxSpec
 from gyre.executions.tasks import Task
 
@@ -34,6 +35,8 @@ class Grade(Struct, frozen=True, kw_only=True):
     reason: str
     seconds: float
     detail: str = ""
+    rewards: dict[str, float] = field(default_factory=dict)
+    """All that the grader gave, by name: what `reward` was made of."""
 
 
 async def grade(
@@ -58,11 +61,12 @@ async def grade(
     def result(reason: str, reward: float | None = None, detail: str = "") -> Grade:
         return Grade(reward=reward, reason=reason, seconds=time.perf_counter() - started, detail=detail)
 
-    argv, binds = test_command(task)
     try:
+        argv, binds = await asyncio.to_thread(test_command, task, folder / "tests")
         if task.separate:
             snapshot = await collect(task, sandbox, root, snapshot, folder / "artifacts", limits, seconds)
-    except SandboxFailure as failure:
+        user = sandbox.user(root, task, task.verifier_user)
+    except (SandboxFailure, OSError, shutil.Error) as failure:
         return result(FAILED, detail=str(failure))
     spec = SandboxSpec(
         lowers=sandbox.lowers(root, task, snapshot),
@@ -75,6 +79,7 @@ async def grade(
         env={**task.env, **environment(task), **task.verifier_env},
         limits=limits,
         image=task.image is not None,
+        user=user,
     )
 
     try:
@@ -90,16 +95,26 @@ async def grade(
     if status.limit:
         return result(FAILED, detail=f"over its limit of {status.limit}")
     try:
-        return result(GRADED, reward_of(task, verifier))
+        rewards = rewards_of(task, verifier)
+        return structs.replace(result(GRADED, number_of(rewards)), rewards=rewards)
     except NoReward as error:
         return result(FAILED, detail=str(error))
 
 
-def test_command(task: Task) -> tuple[tuple[str, ...], tuple[Bind, ...]]:
-    """What the grader runs, and what it sees of the task's folder."""
+def test_command(task: Task, place: Path) -> tuple[tuple[str, ...], tuple[Bind, ...]]:
+    """What the grader runs, and what it sees of the task's folder; where that is several folders in one, they are
+    copied to `place`, which is made. Raises OSError and shutil.Error.
+    """
+    layers, script = task.test_layers, task.folder / task.test_file
+    shown = layers[-1] if layers else task.tests
+    if len(layers) > 1:
+        shown = private_folder(place)
+        for layer in layers:
+            shutil.copytree(layer, shown, symlinks=True, dirs_exist_ok=True)
+        script = next((shown / script.relative_to(layer) for layer in layers if script.is_relative_to(layer)), script)
     if task.test_text:
-        return ("bash", "-c", task.test_text), (Bind(task.tests, "/tests"),) if task.tests.is_dir() else ()
-    return script_command(task.folder / task.test_file, task.tests, "/tests")
+        return ("bash", "-c", task.test_text), (Bind(shown, "/tests"),) if layers else ()
+    return script_command(script, shown, "/tests")
 
 
 def script_command(script: Path, folder: Path, shown: str) -> tuple[tuple[str, ...], tuple[Bind, ...]]:

@@ -39,7 +39,7 @@ class Healthcheck(Struct, frozen=True, kw_only=True):
     def script(self) -> str:
         """Bash that returns once the command succeeded, and else ends with UNHEALTHY."""
         return f"""
-gyre_failed=0
+gyre_failed=0 SECONDS=0
 until timeout {self.timeout_sec:g} bash -c {shlex.quote(self.command)}; do
     if (( SECONDS >= {math.ceil(self.start_period_sec)} )); then
         if (( ++gyre_failed >= {self.retries} )); then

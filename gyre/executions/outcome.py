@@ -6,6 +6,7 @@ outcome is "graded"; no failure of gyre, of the machine or of a grader ever beco
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -78,6 +79,23 @@ def judge(ending: Ending, grade: Grade | None) -> Verdict:
             return Verdict("retry", INTERRUPTED)
         return Verdict("excluded", "grader_failed" if grade is None else grade.reason)
     return Verdict("graded", INTERRUPTED if ending.interrupted else _how_it_ended(ending.exit), grade.reward)
+
+
+def of_all(verdicts: Sequence[Verdict], reward: float | None, more: bool) -> Verdict:
+    """The verdict of an execution from those of its sessions, of which only the last may be no grade.
+
+    `reward` is what the graded ones make together, None when that is no number. `more`: a further session would have
+    followed the last one; an execution that was cut so early is tried again.
+    """
+    last = verdicts[-1]
+    if last.outcome != "graded":
+        return last
+    if more and last.reason == INTERRUPTED:
+        return Verdict("retry", INTERRUPTED)
+    if reward is None:
+        return Verdict("excluded", "grader_failed")
+    reasons = [verdict.reason for verdict in verdicts if verdict.reason != "finished"]
+    return Verdict("graded", reasons[0] if reasons else "finished", reward)
 
 
 def _how_it_ended(status: ExitStatus) -> str:

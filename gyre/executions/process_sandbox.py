@@ -22,6 +22,7 @@ from gyre.executions.limits import watch
 from gyre.executions.marks import Looks, environment_of, look_for
 from gyre.executions.sandbox import PATH, ExitStatus, SandboxFailure, SandboxSpec, with_before
 from gyre.executions.tasks import Task
+from gyre.executions.users import ROOT, User
 
 MARK = "GYRE_SANDBOX"
 DOUBTFUL_LOOKS = 3
@@ -47,6 +48,11 @@ class ProcessSandbox:
         if task.separate:
             raise OSError(f"the process sandbox has no separate verifier, and {task.name} wants one")
         return (snapshot,) if snapshot else (seed_layer(root, task),)
+
+    def user(self, root: Path, task: Task, name: str) -> User | None:
+        if name not in ROOT:
+            raise OSError(f"the process sandbox has one user, and {task.name} wants {name!r}")
+        return None
 
     async def start(self, spec: SandboxSpec) -> RunningProcess:
         """Copy the layers and start the command. Raises SandboxFailure."""
@@ -173,12 +179,14 @@ def _outside(word: str, root: Path, spec: SandboxSpec) -> str:
 
 
 def _lay_out(root: Path, spec: SandboxSpec) -> None:
-    for lower in spec.lowers:
+    for lower in () if spec.resumed else spec.lowers:
         shutil.copytree(lower, root, symlinks=True, dirs_exist_ok=True)
     for name in ("root", "tmp", "logs/agent", spec.workdir.lstrip("/")):
         (root / name).mkdir(parents=True, exist_ok=True)
     for bind in spec.binds:
         place = root / bind.target.lstrip("/")
         place.parent.mkdir(parents=True, exist_ok=True)
+        if spec.resumed and place.is_symlink():
+            place.unlink()  # it leads to what an earlier sandbox was shown
         if not place.is_symlink() and not place.exists():
             place.symlink_to(bind.source)

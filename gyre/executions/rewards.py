@@ -11,12 +11,13 @@ import json
 import math
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from xml.etree import ElementTree
 
 from gyre.errors import UserError
+from gyre.executions.steps import REWARD, one_number
 from gyre.executions.tasks import Task
 
 GROUP = "gyre.rewards"
@@ -41,6 +42,11 @@ def find_reward(name: str) -> Reward:
     return found
 
 
+def rewards_of(task: Task, folder: Path) -> dict[str, float]:
+    """What the grader gives by the task's own rule: one number or more, by name. Raises as `reward_of`."""
+    return read_rewards(folder) if task.reward == "file" else {REWARD: reward_of(task, folder)}
+
+
 def reward_of(task: Task, folder: Path) -> float:
     """The reward by the task's own rule. Raises NoReward; UserError for a rule that nobody offers."""
     rule = find_reward(task.reward)
@@ -58,18 +64,31 @@ def environment(task: Task) -> dict[str, str]:
 
 
 def read_reward(folder: Path) -> float:
-    """The reward in `folder`: reward.json (the key "reward", else the mean of all values), else reward.txt.
+    """The reward in `folder`: of `read_rewards` the key "reward", else the mean of all. Raises NoReward."""
+    return number_of(read_rewards(folder))
+
+
+def number_of(rewards: Mapping[str, float]) -> float:
+    """The one reward of several. Raises NoReward when their mean is too large."""
+    try:
+        return one_number(rewards)
+    except OverflowError as error:
+        raise NoReward("the reward is too large") from error
+
+
+def read_rewards(folder: Path) -> dict[str, float]:
+    """The rewards in `folder`: those of reward.json, else the one of reward.txt.
 
     Raises NoReward for anything that is not a finite number. Links and special files are not opened.
     """
     text = _read_regular(folder / "reward.json")
     if text is not None:
-        return _json_reward(text)
+        return _json_rewards(text)
     text = _read_regular(folder / "reward.txt")
     if text is None:
         raise NoReward("the tests wrote neither reward.json nor reward.txt")
     try:
-        return finite(float(text))
+        return {REWARD: finite(float(text))}
     except ValueError as error:
         raise NoReward(f"reward.txt is not a number: {text[:100]!r}") from error
 
@@ -113,7 +132,7 @@ BUILT_IN: dict[str, Reward] = {
 }
 
 
-def _json_reward(text: str) -> float:
+def _json_rewards(text: str) -> dict[str, float]:
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -125,7 +144,7 @@ def _json_reward(text: str) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise NoReward(f"reward.json: {key!r} is not a number")
         numbers[key] = finite(value)
-    return numbers["reward"] if "reward" in numbers else math.fsum(numbers.values()) / len(numbers)
+    return numbers
 
 
 def finite(value: float) -> float:

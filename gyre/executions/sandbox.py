@@ -16,6 +16,7 @@ from msgspec import Struct, field
 from gyre.errors import UserError
 from gyre.executions.limits import Limits
 from gyre.executions.tasks import Task
+from gyre.executions.users import User
 
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 
@@ -38,8 +39,9 @@ class Bind(Struct, frozen=True):
 class SandboxSpec(Struct, frozen=True, kw_only=True):
     """Everything that one sandboxed command needs.
 
-    `lowers` are read-only layers, the lowest first. `upper` receives all changes; it must exist and be empty.
-    None: the changes are thrown away. `listen_port` 0: no listening socket.
+    `lowers` are read-only layers, the lowest first. `upper` receives all changes; it must exist, and be empty or what
+    an earlier sandbox on the same layers left (`resumed`). None: the changes are thrown away. `listen_port` 0: no
+    listening socket.
     """
 
     lowers: tuple[Path, ...]
@@ -57,6 +59,9 @@ class SandboxSpec(Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
     before: str = ""
     """Bash that comes first, in the same sandbox: the command follows unless it exits."""
+    resumed: bool = False
+    user: User | None = None
+    """Who runs the command; None: root."""
     image: bool = False
     """The lowest layer is a whole system of its own; otherwise the host's is bound in."""
 
@@ -106,6 +111,9 @@ class Sandbox(Protocol):
 
         Raises OSError when a layer cannot be built.
         """
+
+    def user(self, root: Path, task: Task, name: str) -> User | None:
+        """Who `name` is in the environment of `task`; None: root. Raises OSError for one that is not there."""
 
     async def start(self, spec: SandboxSpec) -> RunningSandbox:
         """Start the command.

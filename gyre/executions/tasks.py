@@ -22,6 +22,7 @@ from gyre.errors import UserError
 from gyre.executions.dockerfile import Environment
 from gyre.executions.healthcheck import Healthcheck
 from gyre.executions.images.store import Image, Images
+from gyre.executions.steps import Step, Strategy
 
 GROUP = "gyre.tasks"
 BUILT_IN = {
@@ -45,6 +46,10 @@ class Task(Struct, frozen=True, kw_only=True):
     instruction: str
     environment: Environment
     workdir: str = DEFAULT_WORKDIR
+    agent_user: str = ""
+    """Runs the harness, as a Dockerfile's USER names it; "": the image's own, else root."""
+    verifier_user: str = ""
+    """Runs the tests, likewise."""
     docker_image: str = ""
     """Reference of a prebuilt image that may be the whole environment."""
     image: Image | None = None
@@ -61,10 +66,14 @@ class Task(Struct, frozen=True, kw_only=True):
     digest: str = ""
     """Names what the environment is built from: the same digest is the same seed layer."""
 
+    test_folders: tuple[str, ...] = ("tests",)
+    """What the grader sees at /tests, of those that exist; later ones lie over earlier ones. Relative to `folder`, as
+    the next ones."""
     test_file: str = "tests/test.sh"
-    """Grades the workspace, with `tests/` at /tests; relative to `folder`, as the next one."""
+    """Grades the workspace."""
     test_text: str = ""
     """A bash script that does it in the place of `test_file`."""
+    solution_folder: str = "solution"
     solve_file: str = "solution/solve.sh"
     reward: str = "file"
     """How the grader's files become a number: see `gyre.executions.rewards`."""
@@ -75,10 +84,23 @@ class Task(Struct, frozen=True, kw_only=True):
     """Paths inside, relative ones in the work directory."""
     expected_tests: int = 0
     """How many passed tests are the full reward; 0: all that ran."""
+    steps: tuple[Step, ...] = ()
+    """In order; of a task that has some, `instruction` is the first one's and what a step names is the step's."""
+    step_reward: Strategy = "mean"
+
+    @property
+    def before(self) -> str:
+        """Bash that must succeed in the environment before anything else runs there."""
+        return self.healthcheck.script() if self.healthcheck is not None else ""
 
     @property
     def tests(self) -> Path:
-        return self.folder / "tests"
+        return self.folder / self.test_folders[-1]
+
+    @property
+    def test_layers(self) -> tuple[Path, ...]:
+        """The folders of tests that exist, the lowest first."""
+        return tuple(path for name in self.test_folders if (path := self.folder / name).is_dir())
 
     @property
     def solution(self) -> Path:
@@ -160,17 +182,27 @@ def on_image(task: Task, images: Images) -> Task:
         raise UserError(environment.refused)
     elif images.folder is not None and environment.image and image is None:
         raise UserError(
-            f"{task.folder}: image {environment.image!r} is not in {images.folder} (as a folder, an OCI archive .tar or"
-            " a .sif, with _ for / and :)"
+            f"{task.folder}: image {environment.image!r} is not in {images.folder} (as a folder, an OCI archive .tar,"
+            " a .sif or a .sqsh, with _ for / and :)"
         )
-    env, workdir = {**environment.env, **task.env}, task.workdir
+    env, workdir, user = {**environment.env, **task.env}, task.workdir, environment.user
     if image is not None:
         config = image.config()
         env = {**config.env, **env}
         if not task.workdir_given and config.workdir not in ("", "/"):
             workdir = config.workdir
+        user = user or config.user
     digest = f"{task.digest}-prebuilt" if built is not None else task.digest
-    return structs.replace(task, image=image, environment=environment, env=env, workdir=workdir, digest=digest)
+    return structs.replace(
+        task,
+        image=image,
+        environment=environment,
+        env=env,
+        workdir=workdir,
+        digest=digest,
+        agent_user=task.agent_user or user,
+        verifier_user=task.verifier_user or user,
+    )
 
 
 def format_of(folder: Path) -> Format | None:

@@ -19,14 +19,17 @@ from gyre.errors import UserError
 from gyre.executions.harnesses import find_harness
 from gyre.executions.images.store import recipe_images
 from gyre.executions.rewards import find_reward
-from gyre.executions.tasks import load_tasks
+from gyre.executions.steps import parts
+from gyre.executions.tasks import Task, load_tasks
 from gyre.launch.model import resolve_model
 from gyre.ledger.files import write_atomic
 from gyre.ledger.job import Job, write_job
 from gyre.ledger.journal import create_index
 from gyre.ledger.layout import RunFolder, runs_home
+from gyre.recipe import schema
 from gyre.recipe.load import dump_toml, load_recipe
 from gyre.recipe.schema import Recipe
+from gyre.recipe.units import format_seconds
 from gyre.training.architecture import read_architecture
 from gyre.training.place import Layout
 from gyre.trajectory.settings import packing_notice
@@ -56,8 +59,11 @@ def plan(recipe_path: Path, overrides: list[str], local: bool = True) -> Plan:
     recipe = load_recipe(recipe_path, overrides, local=local)
     refuse_unbuilt(recipe)
     images = recipe_images(recipe.sandbox)
-    tasks = [task.name for task in load_tasks(Path(recipe.tasks.path), images=images)]
-    held_out = [t.name for t in load_tasks(Path(recipe.eval.path), images=images)] if recipe.eval.path else []
+    loaded = load_tasks(Path(recipe.tasks.path), images=images)
+    loaded_held_out = load_tasks(Path(recipe.eval.path), images=images) if recipe.eval.path else []
+    for task in (*loaded, *loaded_held_out):
+        refuse_long(recipe.tasks, task)
+    tasks, held_out = ([task.name for task in some] for some in (loaded, loaded_held_out))
     both = set(tasks) & set(held_out)
     if both and recipe.train.steps:
         raise UserError(
@@ -72,6 +78,21 @@ def plan(recipe_path: Path, overrides: list[str], local: bool = True) -> Plan:
         cells=[f"cell-{index}" for index in range(recipe.cells.count)],
         stores=["store"] if recipe.rollout.store_mb else [],
     )
+
+
+def refuse_long(settings: schema.Tasks, task: Task) -> None:
+    """A task whose steps may take longer than an execution has: it would end excluded. Raises UserError."""
+    needed = sum(
+        min(settings.harness_timeout, part.task.agent_timeout or settings.harness_timeout)
+        + settings.grader_attempts * min(settings.grader_timeout, part.task.verifier_timeout)
+        for part in parts(task)
+    )
+    if task.steps and needed > settings.execution_timeout:
+        raise UserError(
+            f"tasks.execution_timeout: {format_seconds(settings.execution_timeout)} is shorter than the"
+            f" {len(task.steps)} steps of task {task.name}, each of harness_timeout plus {settings.grader_attempts} x"
+            f" grader_timeout or the task's own: it must be {format_seconds(needed)} or more"
+        )
 
 
 def refuse_unbuilt(recipe: Recipe) -> None:

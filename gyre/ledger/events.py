@@ -329,6 +329,18 @@ class TranscriptCount(Struct, frozen=True, kw_only=True):
         return (self.calls, self.tokens) == (self.turns, self.sampled)
 
 
+class StepEnd(Struct, frozen=True, kw_only=True):
+    """How one step of a task of several steps ended; `rewards` are all numbers that its grader gave, by name."""
+
+    name: str
+    outcome: Outcome
+    reason: str
+    reward: float | None = None
+    rewards: dict[str, float] = {}
+    model_calls: int = 0
+    seconds: float = 0.0
+
+
 class Finished(JournalEvent, frozen=True):
     """Terminal for this attempt. `retry` asks for another attempt within the budget. Its turns are fsynced."""
 
@@ -346,6 +358,8 @@ class Finished(JournalEvent, frozen=True):
     phases: dict[str, float] = {}
     transcript: TranscriptCount | None = None
     """None: the harness keeps none, or it could not be read."""
+    steps: list[StepEnd] = []
+    """Of a task of several steps, those that ran; `reward` is made of theirs."""
 
 
 # ---- supervisor ---------------------------------------------------------------------------------------------------

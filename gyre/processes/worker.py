@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 import aiohttp
+from msgspec import structs
 
 from gyre.engines.client import EngineClient, vocabulary
 from gyre.executions.backoff import pause_before
@@ -240,16 +241,25 @@ class Worker(Process):
     async def _execute(self, dispatch: ev.Dispatch, key: str, capture: Capture, sandbox: Sandbox) -> ExecutionResult:
         recipe, proxy = self.recipe, self.proxy
         sockets: list[socket.socket] = []
-        ended: list[asyncio.Task[Stats]] = []
+        ended: list[asyncio.Task[None]] = []
+        reported = Stats()
 
         def report() -> CallReport:
             """The harness is dead: calls that still run are cut, before the grader takes its time."""
-            if proxy is not None and not ended:
-                ended.append(asyncio.create_task(proxy.unregister(key)))
-            return CallReport(model_calls=capture.stats.calls, server_error=capture.stats.server_errors > 0)
+            nonlocal reported
+            if proxy is not None:
+                ended.append(asyncio.create_task(proxy.pause(key)))
+            before, reported = reported, structs.replace(capture.stats)
+            return CallReport(
+                model_calls=reported.calls - before.calls,
+                server_error=reported.server_errors > before.server_errors,
+            )
 
         async def listen(listener: socket.socket) -> None:
+            """For each session of a harness."""
             if proxy is not None:
+                await asyncio.gather(*ended)
+                proxy.resume(key)
                 await proxy.add_listener(listener, key)
                 sockets.append(listener)
 
@@ -282,9 +292,9 @@ class Worker(Process):
                 self._cut,
             )
         finally:
-            report()
             await asyncio.gather(*ended)
             if proxy is not None:
+                await proxy.unregister(key)
                 for listener in sockets:
                     await proxy.remove_listener(listener)
 
@@ -339,6 +349,7 @@ def finished(dispatch: ev.Dispatch, result: ExecutionResult, capture: Capture, s
             "grade": result.seconds.grade,
         },
         transcript=transcript_count(result.told, capture.stats),
+        steps=[ev.StepEnd(**structs.asdict(step)) for step in result.steps],
     )
 
 

@@ -184,8 +184,8 @@ class Capture:
         self.stats.server_errors += 1
         self.stats.last_error = f"{type(error).__name__}: {error}"
 
-    async def close(self) -> Stats:
-        """End the execution: calls in flight are cut and counted as dangling."""
+    async def cut(self) -> Stats:
+        """Cut the calls in flight, which count as dangling: at a session's end nobody waits for them."""
         pending = [call.reply for call in self._calls.values() if not call.reply.done()]
         self.stats.dangling += len(pending)
         for task in pending:

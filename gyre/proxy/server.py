@@ -84,13 +84,14 @@ class Proxy:
         self._temperature, self._token_hex, self._now = temperature, token_hex, now
         self._keep_alive = keep_alive
         self._live: dict[str, _Live] = {}
+        self._paused: dict[str, _Live] = {}
         self._listeners: dict[socket.socket, tuple[asyncio.Server, web.Server]] = {}
 
     # -- executions
 
     def register(self, told: ProxyExecution) -> Capture:
         """Serve `told` to whoever has its key. Gives its capture, whose `stats` are live."""
-        if len(told.key) < _KEY_LENGTH or told.key in self._live:
+        if len(told.key) < _KEY_LENGTH or told.key in {*self._live, *self._paused}:
             raise ValueError(f"{told.path}: an execution needs a key of its own, {_KEY_LENGTH} characters or more")
         capture = Capture(
             execution=told.execution,
@@ -108,9 +109,20 @@ class Proxy:
         self._live[told.key] = _Live(told, capture)
         return capture
 
+    async def pause(self, key: str) -> None:
+        """Serve this key no more until `resume`; calls in flight are cut and counted (`stats.dangling`)."""
+        self._paused[key] = self._live.pop(key)
+        await self._paused[key].capture.cut()
+
+    def resume(self, key: str) -> None:
+        """Serve a key again, if it was paused: the execution goes on with another session."""
+        if key in self._paused:
+            self._live[key] = self._paused.pop(key)
+
     async def unregister(self, key: str) -> Stats:
         """Stop serving; calls in flight are cut and counted (`stats.dangling`)."""
-        return await self._live.pop(key).capture.close()
+        live = self._paused.pop(key, None) or self._live.pop(key)
+        return await live.capture.cut()
 
     # -- listeners
 
@@ -132,7 +144,7 @@ class Proxy:
 
     async def close(self) -> None:
         """End every execution and close every listener."""
-        for key in list(self._live):
+        for key in [*self._live, *self._paused]:
             await self.unregister(key)
         for sock in list(self._listeners):
             await self.remove_listener(sock)

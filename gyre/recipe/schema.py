@@ -69,8 +69,8 @@ class Sandbox(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     kind: Literal["bubblewrap", "apptainer", "enroot", "process"] = "bubblewrap"
     """`process` isolates nothing: for trusted tasks."""
     images: str = ""
-    """Folder of images that tasks lie on: unpacked folders, OCI archives (.tar), SIFs; empty: the host's own system
-    stands in for each."""
+    """Folder of images that tasks lie on: unpacked folders, OCI archives (.tar), .sif, .sqsh; empty: the host's own
+    system stands in for each."""
     per_node: Positive = 64
     """Executions that one worker runs at a time."""
     network: Literal["proxy", "none", "host"] = "proxy"

@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from gyre.errors import UserError
-from gyre.ledger.events import TranscriptCount
+from gyre.ledger.events import StepEnd, TranscriptCount
 from gyre.ledger.state import Execution, RunState
 from gyre.ledger.turns import Turn
 from gyre.views.fates import Fate, PathRow, fates_of
@@ -29,6 +29,8 @@ class ExecutionRow(Struct, frozen=True, kw_only=True):
     turns: int
     tokens_sampled: int
     seconds: float
+    steps: list[StepEnd]
+    """Of a task of several steps, those that ran."""
     transcript: TranscriptCount | None
     """What the harness's own transcript counts, beside the ledger."""
     step: int
@@ -91,6 +93,7 @@ def _row(state: RunState, name: str, execution: Execution) -> ExecutionRow:
         turns=last.turns if last is not None else 0,
         tokens_sampled=last.tokens_sampled if last is not None else 0,
         seconds=last.seconds if last is not None else 0.0,
+        steps=last.steps if last is not None else [],
         transcript=last.transcript if last is not None else None,
         step=state.consumed.get(execution.group, 0),
     )

@@ -84,6 +84,9 @@ def _head(view: ExecutionView) -> list[str]:
     ]
     if view.phases:
         lines.append("  ".join(f"{name} {seconds:.2f} s" for name, seconds in view.phases.items()))
+    for end in row.steps:
+        earned = "-" if end.reward is None else f"{end.reward:.2f}"
+        lines.append(f"step {end.name}: reward {earned}  {end.reason}  {end.model_calls} calls  {end.seconds:.1f} s")
     if row.transcript is not None:
         told = row.transcript
         verdict = "as here" if told.equal else f"but here {told.turns} turns, {told.sampled} tokens"

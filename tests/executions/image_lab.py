@@ -117,12 +117,18 @@ def write_oci(
     return str(entry["digest"])
 
 
+def write_squashfs(path: Path, folder: Path) -> None:
+    """What `enroot import` writes of `folder`."""
+    path.unlink(missing_ok=True)
+    subprocess.run(
+        ["mksquashfs", str(folder), str(path), "-no-progress", "-quiet", *QUICK], check=True, capture_output=True
+    )
+
+
 def write_sif(path: Path, folder: Path) -> None:
     """A SIF whose primary partition is a squashfs of `folder`."""
     squashed = path.with_suffix(".squashfs")
-    subprocess.run(
-        ["mksquashfs", str(folder), str(squashed), "-no-progress", "-quiet", *QUICK], check=True, capture_output=True
-    )
+    write_squashfs(squashed, folder)
     data, start = squashed.read_bytes(), 4096
     header = struct.pack(
         "<32s10s3s3s16s8q", b"#!run\n", b"SIF_MAGIC\0", b"01\0", b"02\0", b"i" * 16, 0, 0, 0, 1, 128, 585, start, 0

@@ -105,6 +105,9 @@ class Stage:
             raise OSError("the image is gone")
         return ()
 
+    def user(self, root: Path, task: Task, name: str) -> None:
+        return None
+
     async def start(self, spec: SandboxSpec) -> Played:
         await asyncio.sleep(0)
         if spec.upper is not None:

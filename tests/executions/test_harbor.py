@@ -13,6 +13,7 @@ from gyre.executions.check import check_task
 from gyre.executions.execution import CallReport
 from gyre.executions.grading import GRADED, Grade, grade
 from gyre.executions.limits import MIB
+from gyre.executions.steps import Step
 from gyre.executions.tasks import load_task
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -112,7 +113,31 @@ def ours_and_theirs(path: Path, config: Any) -> list[tuple[str, Any, Any]]:
         ("separate", task.separate, str(getattr(verifier.environment_mode, "value", "")) == "separate"),
         ("artifacts", task.artifacts, tuple(a if isinstance(a, str) else a.source for a in config.artifacts)),
         ("healthcheck", _fields(task.healthcheck), _fields(environment.healthcheck)),
+        ("strategy", task.step_reward, getattr(config.multi_step_reward_strategy, "value", "mean")),
+        ("steps", [step.name for step in task.steps], [step.name for step in config.steps or []]),
+        *(row for step, theirs in zip(task.steps, config.steps or []) for row in _step_rows(step, theirs, config)),
     ]
+
+
+def _step_rows(step: Step, theirs: Any, config: Any) -> list[tuple[str, Any, Any]]:
+    """What a step takes from its task is Harbor's to merge at run time: here by its documented rules."""
+    least = theirs.min_reward
+    mode = theirs.verifier.environment_mode or config.verifier.environment_mode
+    artifacts = tuple(a if isinstance(a, str) else a.source for a in [*config.artifacts, *theirs.artifacts])
+    timeout = config.agent.timeout_sec if theirs.agent.timeout_sec is None else theirs.agent.timeout_sec
+    return [
+        (f"{step.name}: agent.timeout_sec", step.agent_timeout, timeout or 0.0),
+        (f"{step.name}: verifier.timeout_sec", step.verifier_timeout, theirs.verifier.timeout_sec),
+        (f"{step.name}: verifier.env", step.verifier_env.keys(), {**config.verifier.env, **theirs.verifier.env}.keys()),
+        (f"{step.name}: separate", step.separate, str(getattr(mode, "value", "")) == "separate"),
+        (f"{step.name}: artifacts", step.artifacts, artifacts),
+        (f"{step.name}: min_reward", step.min_reward, least if isinstance(least, dict) else _of_one(least)),
+        (f"{step.name}: healthcheck", _fields(step.healthcheck), _fields(theirs.healthcheck)),
+    ]
+
+
+def _of_one(least: float | None) -> dict[str, float]:
+    return {} if least is None else {"reward": least}
 
 
 def _fields(check: Any) -> tuple[Any, ...] | None:
@@ -128,6 +153,7 @@ def test_harbor_reads_the_same(lab: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     """Harbor's own model of task.toml (which needs no Python 3.12; the writer it imports is not used)."""
     if not HARBOR.is_dir():
         pytest.skip(f"Harbor is not in {HARBOR}: make test-slow installs it")
+    from tests.executions.test_steps import FULL_STEPS, made
     from tests.executions.test_tasks import FULL
 
     monkeypatch.setattr(sys, "path", [*sys.path, str(HARBOR)])
@@ -137,6 +163,7 @@ def test_harbor_reads_the_same(lab: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     folders = [lab.task(name=f"made-{number}").folder for number in range(4)]
     for folder, toml in zip(folders, (FULL, OLDER, SEPARATE, FLAKY + "retries = 7\ntimeout_sec = 1.5\n")):
         (folder / "task.toml").write_text(toml)
+    folders.append(made(lab, *FULL_STEPS).folder)
     folders += sorted(path.parent for path in (ROOT / "recipes/tasks").glob("*/*/task.toml"))
     assert len(folders) > 90
     for folder in folders:
@@ -147,7 +174,16 @@ def test_harbor_reads_the_same(lab: Any, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "toml", ["[agent]\ntimeout_sec = 'soon'", "[environment]\nmemory = 'lots'", "[verifier]\nenvironment_mode = 'both'"]
+    "toml",
+    [
+        "[agent]\ntimeout_sec = 'soon'",
+        "[environment]\nmemory = 'lots'",
+        "[verifier]\nenvironment_mode = 'both'",
+        "multi_step_reward_strategy = 'best'",
+        "[[steps]]\nmin_reward = 1",
+        "[[steps]]\nname = 'a'\nmin_reward = 'much'",
+        *(f"[[steps]]\nname = '{name}'" for name in ("", "..", "a/b", "a.", "con", "a:b", "x" * 256)),
+    ],
 )
 def test_what_harbor_refuses_gyre_refuses(lab: Any, toml: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if not HARBOR.is_dir():

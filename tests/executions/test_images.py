@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,20 @@ from gyre.executions.grading import GRADED, grade
 from gyre.executions.images import store
 from gyre.executions.images.oci import read_oci
 from gyre.executions.images.prepare import prepare_images
-from gyre.executions.images.sif import unpack_sif
+from gyre.executions.images.squashed import unpack_squashed
 from gyre.executions.images.store import Image, Images, is_unpacked, unpacked
 from gyre.executions.images.unpack import ImageError
 from gyre.executions.tasks import Task, load_task
-from tests.executions.image_lab import ARCHITECTURE, Entry, layer, layer_of, small_system, write_oci, write_sif
+from tests.executions.image_lab import (
+    ARCHITECTURE,
+    Entry,
+    layer,
+    layer_of,
+    small_system,
+    write_oci,
+    write_sif,
+    write_squashfs,
+)
 
 ROOT = Path(__file__).parents[2]
 BASE = "FROM small:1\nWORKDIR /app\n"
@@ -181,7 +191,7 @@ def test_the_image_for_this_machine_is_taken(tmp_path: Path) -> None:
 
 
 def test_names_of_images(tmp_path: Path) -> None:
-    for name in ("debian_12.tar", "org_name_tag.sif", "ghcr.io_a_b_1", "plain_latest.tar"):
+    for name in ("debian_12.tar", "org_name_tag.sif", "ghcr.io_a_b_1", "plain_latest.tar", "en+root+1.sqsh"):
         (tmp_path / name).touch()
     images = Images(tmp_path)
 
@@ -191,6 +201,7 @@ def test_names_of_images(tmp_path: Path) -> None:
 
     assert found("debian:12") == found("docker.io/library/debian:12") == found("library/debian:12") == "debian_12.tar"
     assert found("org/name:tag") == "org_name_tag.sif"
+    assert found("en/root:1") == "en+root+1.sqsh"
     assert found("ghcr.io/a/b:1") == "ghcr.io_a_b_1"
     assert found("plain") == found("plain:latest") == "plain_latest.tar"
     assert [found(name) for name in ("debian", "debian:11", "..", "", "../x")] == [""] * 5
@@ -240,26 +251,29 @@ store.unpacked(store.Image(pathlib.Path({str(path)!r})), pathlib.Path({str(tmp_p
 
 
 @pytest.mark.skipif(shutil.which("mksquashfs") is None, reason="apt-get install squashfs-tools")
-def test_a_sif(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("write", "name"), [(write_sif, "image.sif"), (write_squashfs, "image.sqsh")])
+def test_a_squashed_image(tmp_path: Path, write: Callable[[Path, Path], None], name: str) -> None:
     folder = tmp_path / "folder"
     (folder / "d").mkdir(parents=True)
     (folder / "d/x").write_text("1")
     (folder / "d/x").chmod(0o4755)
     (folder / "l").symlink_to("d")
-    write_sif(tmp_path / "image.sif", folder)
-    root = unpacked(Image(tmp_path / "image.sif"), tmp_path / "cache")
+    write(tmp_path / name, folder)
+    root = unpacked(Image(tmp_path / name), tmp_path / "cache")
     assert tree(root) == {"d/x": "1", "l": "-> d"}
     assert stat.S_IMODE((root / "d/x").stat().st_mode) == 0o755
     os.mkfifo(folder / "pipe")
-    write_sif(tmp_path / "image.sif", folder)
+    write(tmp_path / name, folder)
     with pytest.raises(UserError, match="pipe: devices and pipes are refused"):
-        unpacked(Image(tmp_path / "image.sif"), tmp_path / "cache")
+        unpacked(Image(tmp_path / name), tmp_path / "cache")
 
 
 def test_a_sif_without_the_tool_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "image.sif").write_bytes(b"x" * 200)
-    with pytest.raises(ImageError, match="no SIF header" if shutil.which("unsquashfs") else "unsquashfs is missing"):
-        unpack_sif(tmp_path / "image.sif", tmp_path)
+    with pytest.raises(
+        ImageError, match="neither a SIF nor a squashfs" if shutil.which("unsquashfs") else "unsquashfs is missing"
+    ):
+        unpack_squashed(tmp_path / "image.sif", tmp_path)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UserError, match=r"image.sif: not a usable image: unsquashfs is missing .*apptainer build"):
         unpacked(Image(tmp_path / "image.sif"), tmp_path / "cache")

@@ -53,6 +53,24 @@ async def test_removed_listeners_and_executions_are_gone(world):
     assert (await world.post(BODY))[0] == 401
 
 
+async def test_a_paused_execution_is_served_again_by_the_same_capture(world):
+    await world.client().chat.completions.create(model="tiny", **BODY)
+    await world.proxy.pause(KEY)
+    assert (await world.post(BODY))[0] == 401
+    with pytest.raises(ValueError, match="a key of its own"):
+        world.proxy.register(world.told("g00001-01", KEY))
+    world.proxy.resume(KEY)
+    world.proxy.resume(KEY)
+    other = {"messages": [{"role": "user", "content": "and now?"}]}
+    await world.client().chat.completions.create(model="tiny", **other)
+    assert [row.turn for row in world.sink.rows if row.status == "committed"] == [0, 1]
+    assert world.capture.stats.calls == 2
+    await world.proxy.pause(KEY)
+    assert (await world.proxy.unregister(KEY)).turns == 2
+    world.proxy.resume(KEY)
+    assert (await world.post(BODY))[0] == 401
+
+
 async def test_models_and_unknown_paths(world):
     client = world.client()
     assert [model.id async for model in client.models.list()] == ["tiny"]

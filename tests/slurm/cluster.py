@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -155,9 +155,17 @@ class Submitted:
 
     def wait_for_restart(self, name: str, how: Callable[[], object]) -> None:
         """Until a process that `how` ends has begun again."""
-        before = max(self.opened.state.opened[name])
+        self.wait_for_restarts([name], how)
+
+    def wait_for_restarts(self, names: Sequence[str], how: Callable[[], object]) -> None:
+        """Until all of these, which `how` ends, have begun again."""
+        opened = self.opened.state.opened
+        before = {name: max(opened[name]) for name in names}
         how()
-        self.wait_for(lambda opened: max(opened.state.opened[name]) > before, f"{name} starts again")
+        self.wait_for(
+            lambda opened: all(max(opened.state.opened[name]) > before[name] for name in names),
+            f"{', '.join(names)} start again",
+        )
 
     def wait_for_state(self, *states: str) -> dict[str, Any]:
         """Until `gyre status` says so; asked for less often, for it takes a process."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import psutil
 import pytest
@@ -64,11 +65,16 @@ def test_a_step_that_ends_starts_again_in_its_place(cluster: Cluster, submitted:
     steps = dict(line.split("|") for line in cluster.slurm("squeue", "-h", "-s", "-o", "%j|%i").splitlines())
     run.wait_for_restart("cell-0", lambda: cluster.slurm("scancel", steps["cell-0"]))
     run.wait_for_step()
-    for name in ("processor", "scheduler", "worker-1", "cell-1"):
-        run.wait_for_restart(name, guard(run, name).kill)
+    for names in (("processor", "cell-1"), ("scheduler", "worker-1")):
+        run.wait_for_restarts(names, partial(kill_guards, run, names))
     run.wait_for_step(2)
     run.cancel()
     assert run.opened.job.attempt == 1
+
+
+def kill_guards(run: Submitted, names: Sequence[str]) -> None:
+    for found in [guard(run, name) for name in names]:
+        found.kill()
 
 
 def guard(run: Submitted, name: str) -> psutil.Process:

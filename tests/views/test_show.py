@@ -41,7 +41,11 @@ def ledger(tmp_path: Path) -> Ledger:
     made = Ledger(tmp_path, model=str(model_folder(tmp_path / "model", TINY.read_text())))
     made.dispatch([ev.GroupPlan("g00000", "task", 2)])
     made.record(turns)
-    counts = {"turns": 5, "tokens_sampled": sum(len(t.output) for t in turns)}
+    steps = [
+        ev.StepEnd(name="one", outcome="graded", reason="harness_timeout", reward=0.5, model_calls=4, seconds=2.0),
+        ev.StepEnd(name="two", outcome="excluded", reason="grader_failed", model_calls=1, seconds=1.0),
+    ]
+    counts = {"turns": 5, "tokens_sampled": sum(len(t.output) for t in turns), "steps": steps}
     made.say(
         "worker-0", ev.Finished(execution=NAME, attempt=1, outcome="graded", reason="finished", reward=1.0, **counts)
     )
@@ -67,6 +71,7 @@ def test_the_tree_of_an_execution(ledger: Ledger) -> None:
     assert f"{trained + int(sizes[3]) + int(sizes[4])} tokens sampled = {trained} trained" in text
     assert f"1: step 1, turns 0, 2: {int(sizes[0]) + int(sizes[2])} targets, advantage +1.000" in text
     assert f"2: step 1, turns 1: {sizes[1]} targets" in text
+    assert "step one: reward 0.50  harness_timeout  4 calls  2.0 s\nstep two: reward -  grader_failed  1 calls" in text
 
 
 def test_a_turns_text_with_trained_tokens_marked(ledger: Ledger) -> None:

@@ -12,13 +12,23 @@ from pathlib import Path
 
 from gyre.errors import UserError
 from gyre.executions.dockerfile import Environment, read_or_refuse
-from gyre.executions.formats.harbor_toml import TaskToml, read_artifacts, read_toml, resolve_env
+from gyre.executions.formats.harbor_steps import read_steps
+from gyre.executions.formats.harbor_toml import (
+    CLOSED,
+    TaskToml,
+    named_user,
+    phases_uncovered,
+    read_artifacts,
+    read_instruction,
+    read_toml,
+    refuse_present,
+    refuse_times,
+    resolve_env,
+)
 from gyre.executions.limits import MIB
 from gyre.executions.tasks import DEFAULT_WORKDIR, Task, environment_digest
 
 COMPOSE_FILES = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
-CANARY = re.compile(r"canary", re.IGNORECASE)
-COMMENT = re.compile(r"^\s*(#|//|<!--)")
 
 
 def recognises(folder: Path) -> bool:
@@ -27,12 +37,13 @@ def recognises(folder: Path) -> bool:
 
 def load(folder: Path, env: Mapping[str, str]) -> Task:
     """Read one task folder. Raises UserError naming the file and what to do."""
-    for needed in ("instruction.md", "task.toml", "tests/test.sh"):
+    toml_path = folder / "task.toml"
+    toml = read_toml(toml_path) if toml_path.is_file() else TaskToml()
+    for needed in ("task.toml",) if toml.steps else ("instruction.md", "task.toml", "tests/test.sh"):
         if not (folder / needed).is_file():
             raise UserError(f"{folder / needed}: missing; a task needs instruction.md, task.toml and tests/test.sh")
-    toml_path = folder / "task.toml"
-    toml = read_toml(toml_path)
     _refuse_uncovered(toml, toml_path, folder)
+    steps = read_steps(folder, toml, env)
     environment = _read_environment(folder, toml)
     given = toml.environment.workdir or environment.workdir
     workdir = given or DEFAULT_WORKDIR
@@ -41,11 +52,13 @@ def load(folder: Path, env: Mapping[str, str]) -> Task:
     return Task(
         name=folder.name,
         folder=folder,
-        instruction=_read_instruction(folder / "instruction.md"),
+        instruction=steps[0].instruction if steps else read_instruction(folder / "instruction.md"),
         environment=environment,
         workdir=workdir,
         workdir_given=bool(given),
         docker_image=toml.environment.docker_image or folder.name,
+        agent_user=named_user(toml.agent.user),
+        verifier_user=named_user(toml.verifier.user),
         agent_timeout=toml.agent.timeout_sec,
         verifier_timeout=toml.verifier.timeout_sec,
         env=resolve_env(toml.environment.env, env, toml_path, "environment.env"),
@@ -56,37 +69,27 @@ def load(folder: Path, env: Mapping[str, str]) -> Task:
         digest=environment_digest(folder.name, workdir, folder / "environment"),
         healthcheck=toml.environment.healthcheck,
         separate=toml.verifier.environment_mode == "separate",
-        artifacts=read_artifacts(toml, toml_path),
+        artifacts=read_artifacts(toml.artifacts, toml_path),
+        steps=steps,
+        step_reward=toml.multi_step_reward_strategy or "mean",
     )
 
 
 def _refuse_uncovered(toml: TaskToml, path: Path, folder: Path) -> None:
-    root_users = (None, "", "root", 0, "0")
-    open_to_some = any("allowlist" in part.network_mode for part in (toml.agent, toml.verifier, toml.environment))
-    own_image = [name for name in ("Dockerfile", "docker-compose.yaml") if (folder / "tests" / name).is_file()]
+    environment, separate = toml.environment, toml.verifier.environment_mode == "separate"
     uncovered = {
-        "[[steps]] (tasks of several steps)": bool(toml.steps),
-        "trajectory.json (a conversation to begin with)": (folder / "trajectory.json").is_file(),
-        "environment.mcp_servers": bool(toml.environment.mcp_servers),
-        "environment.skills_dir": bool(toml.environment.skills_dir),
-        "environment.gpus": toml.environment.gpus > 0,
-        "environment.tpu": toml.environment.tpu is not None,
-        'environment.os other than "linux"': toml.environment.os.lower() != "linux",
-        'network_mode = "allowlist" (a sandbox reaches the model and nothing else)': open_to_some,
-        "[verifier.environment] (an image of the verifier's own)": toml.verifier.environment is not None,
-        "tests/Dockerfile (an image of the verifier's own)": toml.verifier.environment_mode == "separate" and own_image,
-        "[[verifier.collect]] (all processes are ended before)": bool(toml.verifier.collect),
-        "agent.user other than root": toml.agent.user not in root_users,
-        "verifier.user other than root": toml.verifier.user not in root_users,
+        **phases_uncovered(toml.agent, toml.verifier, separate, folder),
+        "environment.mcp_servers": bool(environment.mcp_servers),
+        "environment.skills_dir": bool(environment.skills_dir),
+        "environment.gpus": environment.gpus > 0,
+        "environment.tpu": environment.tpu is not None,
+        'environment.os other than "linux"': environment.os.lower() != "linux",
+        f"environment.{CLOSED}": environment.network_mode == "allowlist",
     }
-    for what, present in uncovered.items():
-        if present:
-            raise UserError(f"{path}: {what} is not covered by gyre's sandboxes; leave this task out")
-    if toml.environment.healthcheck is not None and (problem := toml.environment.healthcheck.problem):
+    refuse_present(uncovered, path)
+    if environment.healthcheck is not None and (problem := environment.healthcheck.problem):
         raise UserError(f"{path}: environment.healthcheck: {problem}")
-    for key, seconds in (("agent", toml.agent.timeout_sec), ("verifier", toml.verifier.timeout_sec)):
-        if not 0 <= seconds < float("inf"):
-            raise UserError(f"{path}: {key}.timeout_sec must be a number of seconds, not {seconds}")
+    refuse_times(toml.agent, toml.verifier, path)
 
 
 def _read_environment(folder: Path, toml: TaskToml) -> Environment:
@@ -103,20 +106,6 @@ def _read_environment(folder: Path, toml: TaskToml) -> Environment:
             " sandbox.images; put it there, or add an environment/Dockerfile of FROM, WORKDIR, COPY and ENV",
         )
     return Environment()
-
-
-def _read_instruction(path: Path) -> str:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not readable: {error}") from error
-    start = 0
-    while start < len(lines) and COMMENT.match(lines[start]) and CANARY.search(lines[start]):
-        start += 1
-    text = "\n".join(lines[start:]).strip()
-    if not text:
-        raise UserError(f"{path}: the instruction is empty")
-    return text
 
 
 def _size(megabytes: int, text: str, path: Path, key: str) -> int:

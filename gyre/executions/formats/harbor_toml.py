@@ -1,6 +1,7 @@
-"""The keys of Harbor's task.toml (schema 1.0 to 1.4 and its older keys) that gyre acts on.
+"""The keys of Harbor's task.toml (schema 1.0 to 1.4 and its older keys) that gyre acts on, for a task and for a step.
 
-Owns their types and the reading of the file. Invariant: what does not fit is one line with the file and the key.
+Owns their types, the reading of files, and what of a phase (agent, verifier) is refused. Invariant: what
+does not fit is one line with the file and the key.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from gyre.errors import UserError
 from gyre.executions.healthcheck import Healthcheck
 
 SCHEMAS = ("1.0", "1.1", "1.2", "1.3", "1.4")
+CANARY = re.compile(r"canary", re.IGNORECASE)
+COMMENT = re.compile(r"^\s*(#|//|<!--)")
+CLOSED = 'network_mode = "allowlist" (a sandbox reaches the model and nothing else)'
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
 
@@ -31,7 +35,8 @@ class Verifier(Struct):
     timeout_sec: float = 600.0
     user: str | int | None = None
     env: dict[str, str] = field(default_factory=dict)
-    environment_mode: Literal["shared", "separate"] = "shared"
+    environment_mode: Literal["shared", "separate"] | None = None
+    """None: of a step, the task's; of a task, shared."""
     environment: dict[str, Any] | None = None
     collect: list[Any] = field(default_factory=list)
     network_mode: str = ""
@@ -73,6 +78,8 @@ class TaskToml(Struct):
     environment: Environment = field(default_factory=Environment)
     solution: Solution = field(default_factory=Solution)
     steps: list[Any] = field(default_factory=list)
+    """Read one by one, so that a fault names its step: see harbor_steps.py."""
+    multi_step_reward_strategy: Literal["mean", "final"] | None = None
     artifacts: list[str | Artifact] = field(default_factory=list)
 
 
@@ -109,9 +116,57 @@ def read_toml(path: Path) -> TaskToml:
     return toml
 
 
-def read_artifacts(toml: TaskToml, path: Path) -> tuple[str, ...]:
-    found = [Artifact(item) if isinstance(item, str) else item for item in toml.artifacts]
+def read_artifacts(artifacts: list[str | Artifact], path: Path, what: str = "") -> tuple[str, ...]:
+    found = [Artifact(item) if isinstance(item, str) else item for item in artifacts]
     for artifact in found:
         if artifact.service != "main" or not artifact.source or ".." in artifact.source.split("/"):
-            raise UserError(f"{path}: artifacts: {artifact.source!r} must be a path of the main service, without ..")
+            raise UserError(
+                f"{path}: {what}artifacts: {artifact.source!r} must be a path of the main service, without .."
+            )
     return tuple(artifact.source for artifact in found)
+
+
+def read_instruction(path: Path) -> str:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not readable: {error}") from error
+    start = 0
+    while start < len(lines) and COMMENT.match(lines[start]) and CANARY.search(lines[start]):
+        start += 1
+    text = "\n".join(lines[start:]).strip()
+    if not text:
+        raise UserError(f"{path}: the instruction is empty")
+    return text
+
+
+def phases_uncovered(agent: Agent, verifier: Verifier, separate: bool, folder: Path) -> dict[str, bool]:
+    """What gyre's sandboxes do not cover of a task, or of a step whose folder is `folder` -> is it there?"""
+    own_image = any((folder / "tests" / name).is_file() for name in ("Dockerfile", "docker-compose.yaml"))
+    return {
+        "trajectory.json (a conversation to begin with)": (folder / "trajectory.json").is_file(),
+        f"agent.{CLOSED}": agent.network_mode == "allowlist",
+        f"verifier.{CLOSED}": verifier.network_mode == "allowlist",
+        "[verifier.environment] (an image of the verifier's own)": verifier.environment is not None,
+        "tests/Dockerfile (an image of the verifier's own)": separate and own_image,
+        "[[verifier.collect]] (all processes are ended before)": bool(verifier.collect),
+    }
+
+
+def refuse_present(uncovered: Mapping[str, bool], path: Path) -> None:
+    """Raises UserError for the first that is there."""
+    for what, present in uncovered.items():
+        if present:
+            raise UserError(f"{path}: {what} is not covered by gyre's sandboxes; leave this task out")
+
+
+def refuse_times(agent: Agent, verifier: Verifier, path: Path, what: str = "") -> None:
+    """Raises UserError for what is no time."""
+    for key, seconds in (("agent", agent.timeout_sec), ("verifier", verifier.timeout_sec)):
+        if not 0 <= seconds < float("inf"):
+            raise UserError(f"{path}: {what}{key}.timeout_sec must be a number of seconds, not {seconds}")
+
+
+def named_user(user: str | int | None) -> str:
+    """As a Dockerfile's USER names it; "": not said."""
+    return "" if user is None else str(user)

@@ -29,10 +29,11 @@ ADVICE = "make one with: skopeo copy docker://NAME oci-archive:FILE"
 
 
 class ImageConfig(Struct, frozen=True):
-    """What an image says of its use. `workdir` "" means /."""
+    """What an image says of its use. `workdir` "" means /, `user` "" root."""
 
     env: dict[str, str] = field(default_factory=dict)
     workdir: str = ""
+    user: str = ""
 
 
 class OciImage(Struct, frozen=True, kw_only=True):
@@ -58,7 +59,11 @@ def read_oci(path: Path) -> OciImage:
     settings = config.get("config") or {}
     pairs = (word.partition("=") for word in settings.get("Env") or [])
     env = {name: value for name, _, value in pairs}
-    return OciImage(digest=digest, config=ImageConfig(env, settings.get("WorkingDir") or ""), layers=layers)
+    return OciImage(
+        digest=digest,
+        config=ImageConfig(env, settings.get("WorkingDir") or "", settings.get("User") or ""),
+        layers=layers,
+    )
 
 
 def unpack_oci(path: Path, image: OciImage, root: Path) -> None:

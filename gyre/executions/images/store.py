@@ -23,18 +23,19 @@ from msgspec import Struct
 
 from gyre.errors import UserError
 from gyre.executions.images.oci import ImageConfig, is_layout, read_oci, unpack_oci
-from gyre.executions.images.sif import unpack_sif
+from gyre.executions.images.squashed import unpack_squashed
 from gyre.executions.images.unpack import ImageError
 from gyre.executions.layers import private_folder, remove_tree
 from gyre.ledger.files import alone
 from gyre.ledger.layout import cache_home
 from gyre.recipe import schema
 
-SUFFIXES = ("", ".tar", ".oci", ".sif")
+SUFFIXES = ("", ".tar", ".oci", ".sif", ".sqsh")
+SQUASHED = (".sif", ".sqsh")
 FAULTS = (ImageError, OSError, tarfile.TarError, EOFError, zlib.error)
 """What a bad or missing image raises while it is read."""
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+@-]*")
-Kind = Literal["folder", "oci", "sif"]
+Kind = Literal["folder", "oci", "squashed"]
 
 
 class Image(Struct, frozen=True):
@@ -46,7 +47,7 @@ class Image(Struct, frozen=True):
     def kind(self) -> Kind:
         if self.path.is_dir():
             return "oci" if is_layout(self.path) else "folder"
-        return "sif" if self.path.suffix == ".sif" else "oci"
+        return "squashed" if self.path.suffix in SQUASHED else "oci"
 
     def config(self) -> ImageConfig:
         """What the image says of its use; nothing, unless it is OCI. Raises UserError."""
@@ -62,8 +63,8 @@ class Images(Struct, frozen=True):
     def find(self, reference: str) -> Image | None:
         """The image of this reference, such as `debian:12` or `org/name:tag`, or None.
 
-        Its file is called like it with `_` for `/` and `:`; `docker.io/` and `library/` may be left out, and so may
-        `latest`.
+        Its file is called like it with `_` for `/` and `:` (or `+`, as enroot calls them); `docker.io/` and `library/`
+        may be left out, and so may `latest`.
         """
         for name in _names(reference) if self.folder is not None and reference else ():
             for suffix in SUFFIXES:
@@ -109,8 +110,9 @@ def _names(reference: str) -> Iterator[str]:
     for name in names:
         short = name.removeprefix("docker.io/")
         for spelled in (name, short, short.removeprefix("library/")):
-            if FILE_NAME.fullmatch(file_name := spelled.replace("/", "_").replace(":", "_")):
-                yield file_name
+            for mark in "_+":
+                if FILE_NAME.fullmatch(file_name := spelled.replace("/", mark).replace(":", mark)):
+                    yield file_name
 
 
 @contextmanager
@@ -123,7 +125,7 @@ def _named(path: Path) -> Iterator[None]:
 
 
 def _digest(image: Image, home: Path) -> str:
-    """`sha256-...`: of an OCI image's manifest, of a SIF's bytes. Remembered by path, size and time of the file."""
+    """`sha256-...`: of an OCI image's manifest, else of the bytes. Remembered by path, size and time of the file."""
     status = (image.path / "index.json" if image.path.is_dir() else image.path).stat()
     known = f"{image.path}\n{status.st_size}\n{status.st_mtime_ns}"
     note = home / f".known-{hashlib.sha256(known.encode()).hexdigest()[:32]}"
@@ -149,8 +151,8 @@ def _build(image: Image, folder: Path) -> None:
     try:
         root = aside / "root"
         root.mkdir()
-        if image.kind == "sif":
-            unpack_sif(image.path, root)
+        if image.kind == "squashed":
+            unpack_squashed(image.path, root)
         else:
             unpack_oci(image.path, read_oci(image.path), root)
         root.chmod(0o755)

@@ -1,4 +1,4 @@
-"""SIF images (Apptainer): the squashfs of the root file system in one, unpacked with unsquashfs.
+"""Images that are a squashfs: SIFs (Apptainer), in which one lies, and what `enroot import` writes, which is one.
 
 Owns the reading of a SIF's header (version 01, as github.com/apptainer/sif lays it out) and the call of unsquashfs.
 Invariant: what comes out holds no device, and no set-user-id bit.
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from gyre.executions.images.unpack import ImageError
 
+SQUASHFS_MAGIC = b"hsqs"
 MAGIC = b"SIF_MAGIC\0"
 HEADER = struct.Struct("<32s10s3s3s16s8q")
 """Launch line, magic, version, architecture, id; created, modified, free and total descriptors, where descriptors lie
@@ -32,8 +33,10 @@ def squashfs_offset(path: Path) -> int:
     """Where the squashfs of the root file system begins. Raises ImageError."""
     with open(path, "rb") as file:
         head = file.read(HEADER.size)
+        if head.startswith(SQUASHFS_MAGIC):
+            return 0
         if len(head) < HEADER.size or HEADER.unpack(head)[1] != MAGIC:
-            raise ImageError("it has no SIF header")
+            raise ImageError("it is neither a SIF nor a squashfs")
         count, start = HEADER.unpack(head)[8], HEADER.unpack(head)[9]
         file.seek(start)
         for _ in range(min(count, MOST_DESCRIPTORS)):
@@ -48,13 +51,16 @@ def squashfs_offset(path: Path) -> int:
     raise ImageError("it has no squashfs partition with a root file system (encrypted images are not covered)")
 
 
-def unpack_sif(path: Path, root: Path) -> None:
-    """Unpack the root file system of a SIF into the empty folder `root`. Raises ImageError; OSError."""
+def unpack_squashed(path: Path, root: Path) -> None:
+    """Unpack the root file system of a SIF, or of a plain squashfs, into the empty folder `root`.
+
+    Raises ImageError; OSError.
+    """
     program = shutil.which("unsquashfs")
     if program is None:
         raise ImageError(
-            "unsquashfs is missing (Debian: apt install squashfs-tools); or unpack it yourself:"
-            f" apptainer build --sandbox {path.with_suffix('')} {path}"
+            "unsquashfs is missing (Debian: apt install squashfs-tools); or unpack it yourself into a folder of that"
+            " name: apptainer build --sandbox FOLDER IMAGE"
         )
     words = [program, "-no-xattrs", "-no-progress", "-force", "-offset", str(squashfs_offset(path)), "-d", str(root)]
     done = subprocess.run([*words, str(path)], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)

@@ -1,0 +1,1 @@
+wc -l <stock.txt >count.txt

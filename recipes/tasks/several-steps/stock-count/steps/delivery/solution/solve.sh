@@ -1,0 +1,2 @@
+cat delivery.txt >>stock.txt
+wc -l <stock.txt >count.txt

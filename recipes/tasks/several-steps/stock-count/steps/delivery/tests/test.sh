@@ -1,0 +1,3 @@
+#!/bin/bash
+source "${BASH_SOURCE%/*}/expect.sh"
+expect 7
