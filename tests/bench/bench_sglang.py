@@ -3,9 +3,9 @@
     PYTHONPATH=. python tests/bench/bench_sglang.py [--rounds 5]
 
 Two servers on CPU share a store of KV pages. Weights: a random Qwen3 of about 100 M bytes, pushed in buckets of shared
-memory, in buckets that are sent, written into the engine's memory by Mooncake, and loaded from disk, in turn. A switch: calls with long prompts are cut on one server
-and go on on the other, with what the store has, and under a salt of their own, which is what a cell without a store
-finds.
+memory, in buckets that are sent, written into the engine's memory by Mooncake, and loaded from disk, in turn. A switch:
+calls with long prompts are cut on one server and go on on the other, with what the store has, and under a salt of their
+own, which is what a cell without a store finds.
 """
 
 from __future__ import annotations
