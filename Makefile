@@ -24,6 +24,7 @@ test-slow: $(STAMP)
 	for harness in $(HARNESSES); do $(BIN)/gyre harness install $$harness; done
 	[ -d $(HARBOR) ] || $(BIN)/pip install -q --no-deps --ignore-requires-python --target $(HARBOR) harbor==0.26.0
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 900 --ignore tests/sglang
+	$(MAKE) test-sglang
 
 test-slurm: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 900 tests/slurm

@@ -53,6 +53,7 @@ def engine_launch(
     name: str,
     host: str = "127.0.0.1",
     store: Store = NO_STORE,
+    part: EnginePart = WHOLE,
     seed: Seed = NO_SEED,
 ) -> EngineLaunch:
     """The recipe's engine on `host`, on a port of its own choice; its key and port files lie in `folder`.
@@ -61,7 +62,7 @@ def engine_launch(
     """
     if recipe.rollout.engine == "reference":
         return reference_launch(recipe, model, folder, name, host)
-    return sglang_launch(recipe, model, folder, name, host, store=store, seed=seed)
+    return sglang_launch(recipe, model, folder, name, host, part, store, seed)
 
 
 def sglang_launch(

@@ -42,7 +42,7 @@ async def collect(
             log=folder / "log",
             binds=(Bind(layer, TARGET, writable=True),),
             limits=limits,
-            image=task.image is not None,
+            image=task.on_image,
         )
     )
     try:

@@ -41,6 +41,7 @@ from gyre.executions.sandbox import PATH, ExitStatus, SandboxFailure, SandboxSpe
 from gyre.executions.task_cap import TaskCap
 from gyre.executions.tasks import Task
 from gyre.executions.users import User, find_user, layers_of, user_layer, writable_places
+from gyre.ledger.files import errno_of
 
 PORT = 8400
 """Inside, the loopback is the sandbox's own: every sandbox can use the same port."""
@@ -172,11 +173,11 @@ class Bubblewrap:
 
     def lowers(self, root: Path, task: Task, snapshot: Path | None = None) -> tuple[Path, ...]:
         below = self._environment(root, task)
-        return (*below, snapshot, guard_layer(root, task.workdir, task.image is not None)) if snapshot else below
+        return (*below, snapshot, guard_layer(root, task.workdir, task.on_image)) if snapshot else below
 
     def user(self, root: Path, task: Task, name: str) -> User | None:
         try:
-            return find_user(name, self._environment(root, task), task.image is not None)
+            return find_user(name, self._environment(root, task), task.on_image)
         except UserError as error:
             raise OSError(f"{task.folder}: {error}") from error
 
@@ -184,7 +185,9 @@ class Bubblewrap:
         try:
             lowest = (unpacked(task.image), dressing_layer(root)) if task.image is not None else (base_layer(root),)
         except UserError as error:
-            raise OSError(str(error)) from error
+            cause = error.__cause__
+            number = errno_of(cause) if isinstance(cause, OSError) else None
+            raise (OSError(number, str(error)) if number else OSError(str(error))) from error
         return (*lowest, seed_layer(root, task))
 
     async def start(self, spec: SandboxSpec) -> RunningBubblewrap:

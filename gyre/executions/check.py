@@ -66,11 +66,11 @@ async def check_tasks(
         async with free:
             try:
                 task = load_task(folder, images=images)
-                if task.image is not None:
-                    await asyncio.to_thread(unpacked, task.image)
+                for image in filter(None, task.images):
+                    await asyncio.to_thread(unpacked, image)
                 for part in parts(task):
-                    for name in (part.task.agent_user, part.task.verifier_user):
-                        sandbox.user(root, part.task, name)
+                    sandbox.user(root, part.task, part.task.agent_user)
+                    sandbox.user(root, part.task.grader, part.task.grader.verifier_user)
             except (UserError, OSError) as error:
                 check = _unfit(folder.name, str(error))
             else:
@@ -194,7 +194,7 @@ async def _grade_after(
             limits=limits,
             before=part.before,
             resumed=before is not None,
-            image=task.image is not None,
+            image=task.on_image,
             user=sandbox.user(root, task, task.agent_user),
         )
         running = await sandbox.start(spec)

@@ -22,7 +22,7 @@ from gyre.executions.harnesses import Harness, Launch, LaunchRequest
 from gyre.executions.healthcheck import UNHEALTHY
 from gyre.executions.layers import private_folder, remove_tree
 from gyre.executions.limits import Limits
-from gyre.executions.outcome import Ending, Outcome, Verdict, before_grading, judge, of_all
+from gyre.executions.outcome import Ending, Outcome, Verdict, before_grading, judge, not_laid_out, of_all
 from gyre.executions.sandbox import Bind, ExitStatus, RunningSandbox, Sandbox, SandboxFailure, SandboxSpec
 from gyre.executions.steps import FILES, Part, below, combined, parts
 from gyre.executions.tasks import NAME, Task
@@ -184,7 +184,7 @@ class _Run:
         task = part.task
         for each in self.parts:  # one that is unknown: told before the agent works
             self.sandbox.user(self.root, each.task, each.task.agent_user)
-            self.sandbox.user(self.root, each.task, each.task.verifier_user)
+            self.sandbox.user(self.root, each.task.grader, each.task.grader.verifier_user)
         return SandboxSpec(
             lowers=self.sandbox.lowers(self.root, task),
             upper=upper,
@@ -199,7 +199,7 @@ class _Run:
             limits=self.limits,
             before=part.before,
             resumed=bool(self.sessions),
-            image=task.image is not None,
+            image=task.on_image,
             user=self.sandbox.user(self.root, task, task.agent_user),
         )
 
@@ -224,7 +224,7 @@ class _Run:
         except OSError as error:
             self.detail = str(error)
             _close(listener)
-            return Ending(image_error=str(error)), False
+            return not_laid_out(error), False
         try:
             running = await self.sandbox.start(spec)
         except SandboxFailure as failure:
@@ -332,16 +332,13 @@ class _Run:
         )
 
     def _reward(self) -> float | None:
-        """Of the sessions together; None where one has none, or they make no number."""
+        """Of the sessions together; None where one has none."""
         grades = [session.grade for session in self.sessions if session.verdict.outcome == "graded"]
         if len(grades) < len(self.sessions):
             return None
         if not self.request.task.steps:
             return self.sessions[-1].verdict.reward
-        try:
-            return combined([grade.rewards for grade in grades if grade is not None], self.request.task.step_reward)
-        except OverflowError:
-            return None
+        return combined([grade.rewards for grade in grades if grade is not None], self.request.task.step_reward)
 
 
 async def run_execution(

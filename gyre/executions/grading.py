@@ -19,8 +19,9 @@ from gyre.executions.backoff import pause_before
 from gyre.executions.ends import finish
 from gyre.executions.layers import private_folder, remove_tree
 from gyre.executions.limits import Limits
-from gyre.executions.rewards import NoReward, environment, number_of, rewards_of
+from gyre.executions.rewards import NoReward, environment, rewards_of
 from gyre.executions.sandbox import Bind, Sandbox, SandboxFailure, SandboxSpec
+from gyre.executions.steps import one_number
 from gyre.executions.tasks import Task
 
 INSIDE = "/run/gyre/"
@@ -55,6 +56,7 @@ async def grade(
     tests do.
     """
     started = time.perf_counter()
+    place = task.grader
     verifier, scratch = (private_folder(folder / name) for name in ("verifier", "scratch"))
     seconds = task.verifier_timeout if timeout is None else timeout
 
@@ -65,20 +67,20 @@ async def grade(
         argv, binds = await asyncio.to_thread(test_command, task, folder / "tests")
         if task.separate:
             snapshot = await collect(task, sandbox, root, snapshot, folder / "artifacts", limits, seconds)
-        user = sandbox.user(root, task, task.verifier_user)
+        user = sandbox.user(root, place, place.verifier_user)
     except (SandboxFailure, OSError, shutil.Error) as failure:
         return result(FAILED, detail=str(failure))
     spec = SandboxSpec(
-        lowers=sandbox.lowers(root, task, snapshot),
+        lowers=sandbox.lowers(root, place, snapshot),
         upper=None,
         scratch=scratch,
-        workdir=task.workdir,
+        workdir=place.workdir,
         argv=argv,
         log=folder / "grader.log",
         binds=(*binds, Bind(verifier, "/logs/verifier", writable=True)),
-        env={**task.env, **environment(task), **task.verifier_env},
+        env={**place.env, **environment(task), **task.verifier_env},
         limits=limits,
-        image=task.image is not None,
+        image=place.on_image,
         user=user,
     )
 
@@ -96,7 +98,7 @@ async def grade(
         return result(FAILED, detail=f"over its limit of {status.limit}")
     try:
         rewards = rewards_of(task, verifier)
-        return structs.replace(result(GRADED, number_of(rewards)), rewards=rewards)
+        return structs.replace(result(GRADED, one_number(rewards)), rewards=rewards)
     except NoReward as error:
         return result(FAILED, detail=str(error))
 
@@ -114,6 +116,8 @@ def test_command(task: Task, place: Path) -> tuple[tuple[str, ...], tuple[Bind, 
         script = next((shown / script.relative_to(layer) for layer in layers if script.is_relative_to(layer)), script)
     if task.test_text:
         return ("bash", "-c", task.test_text), (Bind(shown, "/tests"),) if layers else ()
+    if task.own_verifier is not None and not script.is_file():
+        return ("bash", f"/{task.test_file}"), ()  # its image has the tests
     return script_command(script, shown, "/tests")
 
 

@@ -6,6 +6,7 @@ outcome is "graded"; no failure of gyre, of the machine or of a grader ever beco
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from typing import Literal
 
@@ -13,9 +14,23 @@ from msgspec import Struct
 
 from gyre.executions.grading import GRADED, Grade
 from gyre.executions.sandbox import ExitStatus
+from gyre.ledger.files import FULL, errno_of
 
 Outcome = Literal["graded", "excluded", "retry"]
 INTERRUPTED = "interrupted"
+NODE_FAULTS = FULL | {
+    errno.EIO,
+    errno.EROFS,
+    errno.ENOMEM,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.EAGAIN,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.ENODEV,
+    errno.EREMOTEIO,
+}
+"""Another try, on this node or on another one, may go well."""
 
 
 class Ending(Struct, frozen=True, kw_only=True):
@@ -35,6 +50,14 @@ class Ending(Struct, frozen=True, kw_only=True):
     """It was ended with its job, before it had ended by itself."""
     unhealthy: bool = False
     """The environment's healthcheck failed, so the harness did not start."""
+
+
+def not_laid_out(error: OSError) -> Ending:
+    """The ending of an execution whose layers could not be laid out: the node's fault (its disk is full or broken, it
+    has no memory or descriptors left) is the sandbox's; anything else is the environment's, wherever it runs."""
+    if errno_of(error) in NODE_FAULTS:
+        return Ending(sandbox_error=str(error))
+    return Ending(image_error=str(error))
 
 
 class Verdict(Struct, frozen=True):

@@ -88,6 +88,24 @@ class Task(Struct, frozen=True, kw_only=True):
     """In order; of a task that has some, `instruction` is the first one's and what a step names is the step's."""
     step_reward: Strategy = "mean"
 
+    own_verifier: Task | None = None
+    """The environment of a separate verifier where it is another than the execution's: only that part of it counts."""
+
+    @property
+    def grader(self) -> Task:
+        """The task in the environment that it is graded in."""
+        return self.own_verifier or self
+
+    @property
+    def on_image(self) -> bool:
+        """Its lowest layer is a whole system of its own; otherwise the host's is bound in."""
+        return self.image is not None
+
+    @property
+    def images(self) -> tuple[Image | None, ...]:
+        """What the execution and, where it is another, its grading lie on; None: the host's own system."""
+        return (self.image,) if self.grader.image == self.image else (self.image, self.grader.image)
+
     @property
     def before(self) -> str:
         """Bash that must succeed in the environment before anything else runs there."""
@@ -202,6 +220,7 @@ def on_image(task: Task, images: Images) -> Task:
         digest=digest,
         agent_user=task.agent_user or user,
         verifier_user=task.verifier_user or user,
+        own_verifier=on_image(task.own_verifier, images) if task.own_verifier is not None else None,
     )
 
 

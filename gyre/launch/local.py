@@ -33,7 +33,7 @@ from gyre.processes.base import EXIT_SCHEDULER_SILENT, HANGS
 from gyre.processes.children import EXIT_USER_ERRORS, Child
 from gyre.recipe.schema import Recipe
 
-MODULES = {name: name for name in ("scheduler", "processor", "store", "worker", "cell")}
+MODULES = {name: name for name in ("scheduler", "processor", "store", "worker", "cell", "agent")}
 POLL_SECONDS = 0.25
 GRACE_SECONDS = 10.0
 STARTS = 3

@@ -45,8 +45,9 @@ def _live(run: RunFolder, names: Iterable[str]) -> dict[str, str]:
 
 def join(run: RunFolder, recipe: Recipe, count: int, partition: str, time: str) -> tuple[str, list[str]]:
     """Submit a job of `count` cells; (its id, the cells' names). Raises UserError, SlurmSilent."""
-    cells = free_guests(run, read_job(run), count)
-    return _submit(run, recipe, cells, partition, time), cells
+    job = read_job(run)
+    cells = free_guests(run, job, count)
+    return _submit(run, recipe, job.of_cells(cells), partition, time), cells
 
 
 def replace(run: RunFolder, recipe: Recipe, name: str) -> str:

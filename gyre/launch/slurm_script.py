@@ -35,15 +35,16 @@ def job_name(run: Path) -> str:
 
 
 def gpu_nodes(recipe: Recipe) -> int:
-    """Nodes of component 1. Raises UserError for cells that this version cannot place."""
-    if recipe.cells.nodes_per_cell != 1:
+    """Nodes of component 1. Raises UserError for a number that whole cells do not fill."""
+    cells = recipe.cells
+    wanted = cells.count * cells.nodes_per_cell
+    nodes = recipe.slurm.gpu.nodes or wanted
+    if nodes > wanted or nodes % cells.nodes_per_cell:
+        each = "" if cells.nodes_per_cell == 1 else f" of {cells.nodes_per_cell} nodes"
         raise UserError(
-            "cells.nodes_per_cell: this version runs a cell on one node: set it to 1, and train.*_parallel to a layout"
-            " that fits cells.gpus_per_node"
+            f"slurm.gpu.nodes: {nodes} nodes for {cells.count} cells{each}: leave it out, or lower it to a"
+            f" multiple of {cells.nodes_per_cell}"
         )
-    nodes = recipe.slurm.gpu.nodes or recipe.cells.count
-    if nodes > recipe.cells.count:
-        raise UserError(f"slurm.gpu.nodes: {nodes} nodes for {recipe.cells.count} cells: leave it out, or lower it")
     return nodes
 
 

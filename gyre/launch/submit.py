@@ -23,7 +23,7 @@ from gyre.executions.steps import parts
 from gyre.executions.tasks import Task, load_tasks
 from gyre.launch.model import resolve_model
 from gyre.ledger.files import write_atomic
-from gyre.ledger.job import Job, write_job
+from gyre.ledger.job import Job, agents_of, write_job
 from gyre.ledger.journal import create_index
 from gyre.ledger.layout import RunFolder, runs_home
 from gyre.recipe import schema
@@ -51,7 +51,9 @@ class Plan:
 
     @property
     def processes(self) -> list[str]:
-        return ["scheduler", "processor", *self.stores, *self.workers, *self.cells]
+        nodes = self.recipe.cells.nodes_per_cell
+        cells = [name for cell in self.cells for name in (cell, *agents_of(cell, nodes))]
+        return ["scheduler", "processor", *self.stores, *self.workers, *cells]
 
 
 def plan(recipe_path: Path, overrides: list[str], local: bool = True) -> Plan:
@@ -97,9 +99,7 @@ def refuse_long(settings: schema.Tasks, task: Task) -> None:
 
 def refuse_unbuilt(recipe: Recipe) -> None:
     """What the recipe may say and this version does not do. Raises UserError naming the key."""
-    per_node = recipe.cells.gpus_per_node or recipe.rollout.tensor_parallel
     refusals = {
-        "rollout.tensor_parallel: this version runs an engine on one node": recipe.rollout.tensor_parallel > per_node,
         "trajectory.record: this version records turns only": bool(recipe.trajectory.record),
         f'sandbox.kind = "{recipe.sandbox.kind}": this version has bubblewrap and process': recipe.sandbox.kind
         not in ("bubblewrap", "process"),
@@ -145,6 +145,7 @@ def _freeze(run: RunFolder, planned: Plan, launcher: str, now: float, model: Pat
         model=str(model),
         workers=planned.workers,
         cells=planned.cells,
+        nodes_per_cell=planned.recipe.cells.nodes_per_cell,
         stores=planned.stores,
         guests=guests(planned) if launcher == "slurm" else [],
         tasks=planned.tasks,

@@ -5,6 +5,8 @@ Invariant: each names the lineage and step that it speaks of, so that a reader c
 
 from __future__ import annotations
 
+from typing import Literal
+
 from gyre.ledger.event_base import CellState, JournalEvent
 
 
@@ -26,6 +28,30 @@ class EngineStarted(JournalEvent, frozen=True):
     url: str
     key_file: str
     pid: int
+
+
+class PartOrdered(JournalEvent, frozen=True):
+    """The lead, to the agent of a further node: start your node's part of the ranks or of the engine, or end
+    it.
+
+    `number` counts the lead's orders; a new one ends what an older one started.
+    """
+
+    agent: str
+    agent_incarnation: int
+    part: Literal["ranks", "engine"]
+    number: int
+    wanted: bool = True
+    rendezvous: str = ""
+    """host:port on the first node where all parts meet"""
+
+
+class PartEnded(JournalEvent, frozen=True):
+    """An agent: what the lead's incarnation ordered with `number` has ended by itself."""
+
+    cell_incarnation: int
+    number: int
+    reason: str
 
 
 class StoreStarted(JournalEvent, frozen=True):

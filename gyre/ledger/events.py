@@ -21,6 +21,8 @@ from gyre.ledger.cell_events import (
     LineageOpened as LineageOpened,
     Merged as Merged,
     Offered as Offered,
+    PartEnded as PartEnded,
+    PartOrdered as PartOrdered,
     Pulled as Pulled,
     Refused as Refused,
     Serving as Serving,
@@ -418,6 +420,8 @@ Event = (
     | CellEntered
     | EngineStarted
     | StoreStarted
+    | PartOrdered
+    | PartEnded
     | Serving
     | ServingEnded
     | LineageOpened

@@ -105,20 +105,27 @@ def written_aside(path: Path, mode: int = 0o600, parents: bool = False) -> Itera
         if parents and not path.parent.is_dir():
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             fsync_folder(path.parent.parent)
-        fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".aside")
-        aside = Path(name)
-        try:
-            os.fchmod(fd, mode)
+        with renamed_over(path, mode) as aside:
             yield aside
-            os.fsync(fd)
-            os.rename(aside, path)
-            fsync_folder(path.parent)
-        except BaseException:
-            with suppress(FileNotFoundError):
-                aside.unlink()
-            raise
-        finally:
-            os.close(fd)
+
+
+@contextmanager
+def renamed_over(path: Path, mode: int = 0o600) -> Iterator[Path]:
+    """`written_aside` for a file of no run: raises OSError as it comes."""
+    fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".aside")
+    aside = Path(name)
+    try:
+        os.fchmod(fd, mode)
+        yield aside
+        os.fsync(fd)
+        os.rename(aside, path)
+        fsync_folder(path.parent)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            aside.unlink()
+        raise
+    finally:
+        os.close(fd)
 
 
 def write_all(fd: int, data: bytes) -> None:

@@ -6,6 +6,8 @@ named here, so nobody ever lists a folder to find journals.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 from msgspec import Struct
 
@@ -34,17 +36,34 @@ class Job(Struct, frozen=True, kw_only=True):
     """the process that keeps the store of KV pages, if the run has one"""
     guests: list[str] = []
     """cells that other jobs may start (gyre join): named from the beginning, since nobody lists folders"""
+    nodes_per_cell: int = 1
+    """a cell's lead is on the first one; each further one has an agent"""
 
     def all_cells(self) -> list[str]:
         return [*self.cells, *self.guests]
 
     def processes(self) -> list[str]:
         """Those that the run's own launcher keeps going."""
-        return ["scheduler", "processor", *self.stores, *self.workers, *self.cells]
+        return ["scheduler", "processor", *self.stores, *self.workers, *self.of_cells(self.cells)]
+
+    def of_cells(self, cells: Iterable[str]) -> list[str]:
+        """The processes of these cells: each one's lead, then its agents, node by node."""
+        return [name for cell in cells for name in (cell, *agents_of(cell, self.nodes_per_cell))]
 
     def writers(self) -> list[str]:
         """Every journal of the run."""
-        return [*self.processes(), *self.guests, "supervisor", "control"]
+        return [*self.processes(), *self.of_cells(self.guests), "supervisor", "control"]
+
+
+def agents_of(cell: str, nodes: int) -> list[str]:
+    """The agents on a cell's further nodes: agent-2-1 is on the second node of cell-2."""
+    return [f"agent-{cell.removeprefix('cell-')}-{node}" for node in range(1, nodes)]
+
+
+def place_of(name: str) -> tuple[str, int]:
+    """The cell of a lead or an agent, and which of its nodes it is on."""
+    _, cell, *node = name.split("-")
+    return f"cell-{cell}", int(node[0]) if node else 0
 
 
 def write_job(run: RunFolder, job: Job) -> None:

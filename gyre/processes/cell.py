@@ -25,6 +25,7 @@ from gyre.processes.base import EXIT_RESTART, HANGS, EndProcess, Process, run_pr
 from gyre.processes.children import Child, ChildDied
 from gyre.processes.engine_child import EngineChild
 from gyre.processes.leases import keep_manifests
+from gyre.processes.parts import Nodes
 from gyre.processes.ranks import Ranks
 from gyre.processes.seeds import seed_of
 
@@ -50,6 +51,7 @@ class Cell(Process):
         logs, model = run.log_dir(self.job.attempt), Path(self.job.model)
         self.engine = EngineChild(run, self.recipe, model, f"{name}-engine-0", logs / f"{name}-engine-0.log")
         self.ranks: Ranks | None = None
+        self.nodes = self.engine.nodes = Nodes(self)
         self.orders: deque[Any] = deque()
         self.news = asyncio.Event()
         self.current: ev.CellState = "starting"
@@ -78,6 +80,7 @@ class Cell(Process):
     # ---- hearing ----
 
     async def on_lines(self, lines: list[Line]) -> None:
+        self.nodes.hear(lines)
         for line in lines:
             event = line.event
             if isinstance(event, ev.RestartOrdered) and self._for_me(event):
@@ -105,11 +108,12 @@ class Cell(Process):
             await asyncio.gather(self._start_engine(), self._start_ranks())
             self._announce_engine()
             self.enter("ready")
-            watch = asyncio.create_task(self._watch_engine())
+            watches = [asyncio.create_task(self._watch_engine()), asyncio.create_task(self.nodes.watch())]
             try:
                 await self._obey()
             finally:
-                watch.cancel()
+                for watch in watches:
+                    watch.cancel()
         except ChildDied as error:
             self.enter("failed", detail=str(error))
             raise EndProcess(EXIT_RESTART, str(error)) from error
@@ -122,18 +126,24 @@ class Cell(Process):
             self.engine.store = Store(self.state.store, self.run.path.name)
         if self.recipe.rollout.weights == "mooncake":
             self.engine.seed = seed_of(self.state, self.run, self.name, version)
+        await self.nodes.come()
         await self.engine.start()
 
     async def _start_ranks(self) -> None:
         arguments = ["--run", str(self.run.path), "--cell", self.name, "--incarnation", str(self.incarnation)]
-        self.ranks = await Ranks.start(
-            self.name,
-            self.recipe.train.ranks,
-            [*arguments, "--model", self.job.model],
-            self.run.log_dir(self.job.attempt),
-            self.run.alive_path,
-            HANGS * self.recipe.local.liveness,
-        )
+        await self.nodes.come()
+        with self.nodes.meeting() as (rendezvous, listener):
+            self.ranks = await Ranks.start(
+                self.name,
+                self.nodes.ranks(0),
+                [*arguments, "--model", self.job.model],
+                self.run.log_dir(self.job.attempt),
+                self.run.alive_path,
+                HANGS * self.recipe.local.liveness,
+                rendezvous,
+                listener,
+            )
+            self.ranks.parts = self.nodes.start("ranks", rendezvous)
         await self.ranks.ready()
 
     async def ask(self, op: str, **arguments: Any) -> dict[str, Any]:

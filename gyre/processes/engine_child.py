@@ -19,11 +19,14 @@ import aiohttp
 from gyre.engines.client import EngineClient, vocabulary
 from gyre.engines.errors import EngineError, EngineUnavailable
 from gyre.engines.launch import engine_launch
-from gyre.engines.sglang.arguments import NO_SEED, NO_STORE, Seed
+from gyre.engines.sglang.arguments import NO_SEED, NO_STORE, WHOLE, EnginePart, Seed
+from gyre.engines.sglang.store import free_port
 from gyre.errors import UserError
 from gyre.ledger.layout import RunFolder
-from gyre.processes.address import node_address
+from gyre.processes.address import node_address, node_interface
 from gyre.processes.children import EXIT_USER_ERRORS, Child, ChildDied
+from gyre.processes.parts import Nodes, Part
+from gyre.recipe.places import engine_nodes
 from gyre.recipe.schema import Recipe
 
 log = logging.getLogger("gyre")
@@ -50,6 +53,10 @@ class EngineChild:
         """The running engine whose weights it takes over at its next start."""
         self.loaded = ""
         """The version that it has from another engine, until it is pushed one or releases its memory."""
+        self.nodes: Nodes | None = None
+        """The cell's further nodes, for an engine that lies on several."""
+        self._parts: list[Part] = []
+        self._ending: list[asyncio.Task[None]] = []
         self._session: aiohttp.ClientSession | None = None
         self._client: EngineClient | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -99,8 +106,12 @@ class EngineChild:
         for old in self.run.keys.glob(f"{self.name}.*"):
             old.unlink(missing_ok=True)
         self.key_file = f"{self.name}.{secrets.token_hex(4)}"
-        launch = engine_launch(self.recipe, self.model, self.run.keys, self.key_file, node_address(), self.store, seed)
-        self.child = await Child.start(self.name, launch.argv, self.log_file, launch.env)
+        part = self._start_parts()
+        where = (self.run.keys, self.key_file, node_address())
+        launch = engine_launch(self.recipe, self.model, *where, self.store, part, seed)
+        meeting = node_interface() if self._parts else {}
+        self.child = await Child.start(self.name, launch.argv, self.log_file, {**launch.env, **meeting})
+        self._ending = [asyncio.create_task(self._end_with(lost, self.child)) for lost in self._parts]
         try:
             port = await asyncio.wait_for(self._port(launch.port_file), self.recipe.rollout.start_timeout)
         except TimeoutError:
@@ -111,6 +122,22 @@ class EngineChild:
         self._client = EngineClient(self.url, self._session, keys["api_key"], keys["admin_key"], vocabulary(self.model))
         self.released = False
         self._watch = asyncio.create_task(self._end_when_silent(self.child, self._client))
+
+    def _start_parts(self) -> EnginePart:
+        """Order the engine's parts on further nodes, if it has any; which part is ours."""
+        span = engine_nodes(self.recipe)
+        if self.nodes is None or span == 1:
+            return WHOLE
+        rendezvous = f"{node_address()}:{free_port(node_address())}"
+        self._parts = self.nodes.start("engine", rendezvous, span)
+        return EnginePart(span, 0, rendezvous)
+
+    async def _end_with(self, part: Part, child: Child) -> None:
+        """The engine ends with any of its parts: the others would wait for that one."""
+        await part.wait()
+        if child.running:
+            log.error("%s: %s; ending the rest", self.name, part.reason)
+            await child.end()
 
     async def _port(self, port_file: Path) -> int:
         while not port_file.exists():
@@ -167,9 +194,14 @@ class EngineChild:
     async def close(self) -> None:
         if self._watch is not None:
             self._watch.cancel()
+        for task in self._ending:
+            task.cancel()
+        for part in self._parts:
+            await part.end()
         if self._session is not None:
             await self._session.close()
         if self.child is not None:
             await self.child.end()
         self._session, self._client, self.child, self._watch = None, None, None, None
         self.loaded = ""
+        self._parts, self._ending = [], []

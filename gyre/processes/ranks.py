@@ -2,7 +2,8 @@
 
 Owns starting the ranks, asking them, and noticing that one is gone or stands still. Invariants: only rank 0 is asked
 and answers, for all; the loss of any rank ends every question, asked or to come, and one that stands still is killed,
-so that no question waits for ever; ranks meet through a file that no other incarnation has.
+so that no question waits for ever; ranks of one node meet through a file that no other incarnation has, those of
+several through a socket of rank 0's.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from gyre.errors import UserError
 from gyre.ledger.liveness import LivenessWatch, read_counter
 from gyre.processes.base import BEAT_SECONDS
 from gyre.processes.children import Child, ChildDied
+from gyre.processes.parts import Part
 
 log = logging.getLogger("gyre")
 
@@ -31,10 +33,12 @@ FELLOWS_SECONDS = 5.0
 
 
 class Ranks:
-    """Ranks 0..n-1: JSON lines out on rank 0's stdin, answers on a pipe."""
+    """Ranks 0..n-1: JSON lines out on rank 0's stdin, answers on a pipe. Those of further nodes are parts, which
+    end as children do."""
 
     def __init__(self, meeting: tempfile.TemporaryDirectory[str]) -> None:
         self.children: list[Child] = []
+        self.parts: list[Part] = []
         self._meeting = meeting
         self._replies = asyncio.StreamReader(limit=1 << 24)
         self._turn = asyncio.Lock()
@@ -44,26 +48,35 @@ class Ranks:
     async def start(
         cls,
         name: str,
-        count: int,
+        numbers: range,
         arguments: list[str],
         logs: Path,
         alive: Callable[[str], Path],
         deadline: float,
+        rendezvous: str = "",
+        listener: int = -1,
     ) -> Ranks:
-        """Start `count` ranks; each logs to `logs`/<name>-rank-<i>.log. They answer after `ready`.
+        """Start the ranks `numbers`; each logs to `logs`/<name>-rank-<i>.log. They answer after `ready`.
 
+        `rendezvous`: host:port where they meet those of other nodes; rank 0 listens there on descriptor `listener`.
         `alive` names the liveness file of each; one whose counter stands still for `deadline` seconds is killed.
         """
         ranks = cls(tempfile.TemporaryDirectory(prefix="gyre-ranks-", ignore_cleanup_errors=True))
         try:
-            for rank in range(count):
+            where = f"tcp://{rendezvous}" if rendezvous else f"file://{ranks._meeting.name}/store"
+            for rank in numbers:
                 alive(f"{name}-rank-{rank}").unlink(missing_ok=True)  # a predecessor's counter would stand still
-                await ranks._start_one(f"{name}-rank-{rank}", rank, arguments, logs)
+                words = [*arguments, "--rank", str(rank), "--rendezvous", where]
+                await ranks._start_one(f"{name}-rank-{rank}", rank, words, logs, listener)
         except BaseException:
             await ranks.end()
             raise
         ranks.watch(alive, LivenessWatch(time.monotonic, deadline))
         return ranks
+
+    @property
+    def members(self) -> list[Child | Part]:
+        return [*self.children, *self.parts]
 
     def watch(self, alive: Callable[[str], Path], liveness: LivenessWatch, every: float = BEAT_SECONDS) -> None:
         """Kill what stands still; whoever waits for it then learns of its end. Looked at `every` so many seconds."""
@@ -79,9 +92,8 @@ class Ranks:
                     liveness.forget(child.name)
             await asyncio.sleep(every)
 
-    async def _start_one(self, name: str, rank: int, arguments: list[str], logs: Path) -> None:
-        place = ["--rank", str(rank), "--rendezvous", f"file://{self._meeting.name}/store"]
-        argv = [sys.executable, "-m", "gyre.processes.trainer_rank", *arguments, *place]
+    async def _start_one(self, name: str, rank: int, arguments: list[str], logs: Path, listener: int) -> None:
+        argv = [sys.executable, "-m", "gyre.processes.trainer_rank", *arguments]
         # a rank ends by a kill: what it leaves in its temporary folder goes with the meeting's
         env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "TMPDIR": self._meeting.name}
         if rank:
@@ -90,7 +102,11 @@ class Ranks:
         theirs = await self.reply_pipe()
         try:
             argv += ["--reply-fd", str(theirs)]
-            self.children.append(await Child.start(name, argv, logs / f"{name}.log", env, fds=(theirs,)))
+            given: tuple[int, ...] = (theirs,)
+            if listener >= 0:
+                argv += ["--listener", str(listener)]
+                given = (theirs, listener)
+            self.children.append(await Child.start(name, argv, logs / f"{name}.log", env, fds=given))
         finally:
             os.close(theirs)
 
@@ -110,7 +126,7 @@ class Ranks:
         why."""
         async with self._turn:
             stdin = self.children[0].process.stdin
-            if stdin is None or not all(child.running for child in self.children):
+            if stdin is None or not all(member.running for member in self.members):
                 raise await self.death()
             stdin.write(json.dumps({"op": op, **arguments}).encode() + b"\n")
             return await self._reply()
@@ -118,7 +134,7 @@ class Ranks:
     async def _reply(self) -> dict[str, Any]:
         """Rank 0's line, unless a rank ends before it: the others could wait for that one for long."""
         line = asyncio.ensure_future(self._replies.readline())
-        deaths = [asyncio.ensure_future(child.wait()) for child in self.children]
+        deaths = [asyncio.ensure_future(member.wait()) for member in self.members]
         try:
             await asyncio.wait({line, *deaths}, return_when=asyncio.FIRST_COMPLETED)
             if not line.done() or not line.result().endswith(b"\n"):
@@ -131,7 +147,7 @@ class Ranks:
 
     async def death(self) -> UserError | ChildDied:
         """Waits until a rank has ended; why it did. A mistake that any rank names goes before a rank's mere end."""
-        deaths = [asyncio.ensure_future(child.death()) for child in self.children]
+        deaths = [asyncio.ensure_future(member.death()) for member in self.members]
         try:
             done, others = await asyncio.wait(deaths, return_when=asyncio.FIRST_COMPLETED)
             first = next(iter(done)).result()
@@ -147,6 +163,6 @@ class Ranks:
     async def end(self) -> None:
         if self._watch is not None:
             self._watch.cancel()
-        await asyncio.gather(*(child.end() for child in self.children))  # at once: none logs the end of another
+        await asyncio.gather(*(member.end() for member in self.members))  # at once: none logs the end of another
         with contextlib.suppress(OSError):
             self._meeting.cleanup()

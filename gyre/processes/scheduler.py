@@ -15,6 +15,7 @@ from gyre.ledger.layout import RunFolder
 from gyre.ledger.liveness import LivenessWatch, read_counter
 from gyre.ledger.tail import Line
 from gyre.processes.base import POLL_SECONDS, Process, run_process
+from gyre.processes.pauses import Pauses
 from gyre.scheduling.decider import Decider
 from gyre.scheduling.settings import settings_of
 
@@ -34,6 +35,7 @@ class Scheduler(Process):
         )
         self._others = LivenessWatch(time.monotonic, self.recipe.local.liveness)
         self.decider = Decider(self.state, self.settings)
+        self._pauses = Pauses(time.monotonic)
         self._since: dict[str, tuple[object, float]] = {}
         self._save_at = time.monotonic() + SNAPSHOT_SECONDS
 
@@ -81,12 +83,12 @@ class Scheduler(Process):
     def decide(self) -> None:
         """Decide until there is nothing to say; liveness is looked at once, between two polls."""
         dead = self._dead()
-        self.decider.look(dead, self._waiting())
+        self.decider.look(dead, self._waiting(), self._pauses.now(self.state))
         while orders := self.decider.decide():
             for event in orders:
                 self.order(event)
             # what was ordered just now has not waited at all: measure again
-            self.decider.look(dead, self._waiting())
+            self.decider.look(dead, self._waiting(), self._pauses.now(self.state))
 
     def order(self, event: ev.Event) -> None:
         n = self.say(event)

@@ -33,11 +33,12 @@ from gyre.ledger.checkpoints import CheckpointMeta, chosen, prune
 from gyre.ledger.layout import RunFolder
 from gyre.ledger.liveness import Heartbeat
 from gyre.ledger.microstep_files import read_microstep
-from gyre.processes.address import node_address
+from gyre.processes.address import node_address, node_interface
 from gyre.processes.base import BEAT_SECONDS, user_error
 from gyre.processes.children import say_last_words
 from gyre.processes.placing import Placing
 from gyre.recipe.load import load_recipe
+from gyre.recipe.places import engine_nodes
 from gyre.training.batch import MicroStepBatch
 from gyre.training.layout import Layout
 from gyre.training.memory import Moved
@@ -144,7 +145,9 @@ class Rank:
                 with Placing(node_address(), self.model, rollout.tensor_parallel, self.trainer.dtype) as placing:
                     return await push_weights(client, tensors, weight_version, BUCKET_BYTES, carrier=placing)
             # the engine is on this node: SGLang reads what it is offered there, the reference engine what it is sent
-            shared_by = keys["admin_key"] if rollout.engine == "sglang" else ""
+            # (all of it: what lies on other nodes too is sent its weights)
+            here = rollout.engine == "sglang" and engine_nodes(self.recipe) == 1
+            shared_by = keys["admin_key"] if here else ""
             return await push_weights(client, tensors, weight_version, BUCKET_BYTES, rollout.tensor_parallel, shared_by)
 
     def _bytes(self, manifest: Manifest) -> Pulled:
@@ -401,6 +404,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--rendezvous", default="")
     parser.add_argument("--reply-fd", type=int, default=-1, help="rank 0 only")
+    parser.add_argument("--listener", type=int, default=-1, help="rank 0 of several nodes: where the others come")
     return parser.parse_args()
 
 
@@ -411,8 +415,11 @@ def train_for(run: RunFolder, options: argparse.Namespace) -> None:
     counter = run.alive_path(f"{options.cell}-rank-{options.rank}")
     threading.Thread(target=beat, args=(counter,), daemon=True).start()
     torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", "1"))))
-    train = load_recipe(run.recipe, folders=False).train
-    layout = Layout.of(train, options.rank, options.rendezvous)
+    recipe = load_recipe(run.recipe, folders=False)
+    nodes = recipe.cells.nodes_per_cell
+    if nodes > 1:
+        os.environ.update(node_interface())
+    layout = Layout.of(recipe.train, options.rank, options.rendezvous, nodes, options.listener)
     rank = Rank(run, options.cell, options.incarnation, Path(options.model), layout)
     with open(os.devnull, "w") if options.rank else os.fdopen(options.reply_fd, "w") as replies:
         replies.write("{}\n")  # ready

@@ -21,7 +21,6 @@ import aiohttp
 from msgspec import structs
 
 from gyre.engines.client import EngineClient, vocabulary
-from gyre.executions.backoff import pause_before
 from gyre.executions.execution import (
     CallReport,
     ExecutionRequest,
@@ -161,7 +160,7 @@ class Worker(Process):
 
     def _unpack_images(self) -> None:
         """Before the first execution needs them; one that fails excludes the executions of its tasks."""
-        lying_on = {task.image: (task.name,) for task in self.tasks.values()}
+        lying_on = {image: (task.name,) for task in self.tasks.values() for image in task.images}
         for prepared in unpack_all(lying_on):
             if prepared.problem:
                 log.warning("%s", prepared.problem)
@@ -216,7 +215,6 @@ class Worker(Process):
         if self.proxy is None or self.sandbox is None:
             raise RuntimeError("the worker has not started")
         self.say(ev.Started(execution=dispatch.execution, attempt=dispatch.attempt), durable=False)
-        await asyncio.sleep(pause_before(failed_attempts(self.state, dispatch)))
         key = secrets.token_urlsafe(KEY_BYTES)
         capture = self.proxy.register(
             ProxyExecution(
@@ -257,8 +255,10 @@ class Worker(Process):
 
         async def listen(listener: socket.socket) -> None:
             """For each session of a harness."""
+            nonlocal reported
             if proxy is not None:
                 await asyncio.gather(*ended)
+                reported = structs.replace(capture.stats)  # what the cut of the one before did is not this one's
                 proxy.resume(key)
                 await proxy.add_listener(listener, key)
                 sockets.append(listener)
@@ -302,13 +302,6 @@ class Worker(Process):
         if self.proxy is not None:
             await self.proxy.close()
         self.turns.close()
-
-
-def failed_attempts(state: RunState, dispatch: ev.Dispatch) -> int:
-    """How many earlier attempts ended in a failure of ours; lost and interrupted ones are none."""
-    known = state.executions.get(dispatch.execution)
-    ends = [attempt.finished for attempt in known.attempts.values()] if known is not None else []
-    return sum(end is not None and end.outcome == "retry" and not end.interrupted for end in ends)
 
 
 def lost_workspaces(folder: Path, state: RunState) -> list[Path]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gyre.recipe.keys import Key
+from gyre.recipe.places import engine_nodes
 from gyre.recipe.schema import Recipe
 from gyre.recipe.units import format_seconds
 
@@ -27,7 +28,7 @@ def check_recipe(recipe: Recipe, local: bool | None = None) -> Problem | None:
         *_times(recipe),
         *_room(recipe, local),
         *_tokens(recipe),
-        *_cells(recipe),
+        *_cells(recipe, local),
         *_training_layout(recipe),
         *_rollout_layout(recipe),
     ):
@@ -122,8 +123,14 @@ def _tokens(recipe: Recipe) -> Iterator[Problem]:
         yield ("objective", "clip"), f"both widths must be above 0, got {list(recipe.objective.clip)}"
 
 
-def _cells(recipe: Recipe) -> Iterator[Problem]:
-    schedule = recipe.schedule
+def _cells(recipe: Recipe, local: bool | None) -> Iterator[Problem]:
+    schedule, cells = recipe.schedule, recipe.cells
+    if local and cells.nodes_per_cell > 1 and cells.gpus_per_node:
+        yield (
+            ("cells", "nodes_per_cell"),
+            f"{cells.nodes_per_cell} nodes with GPUs of their own, but here is one machine: set it to 1, or submit to"
+            " Slurm",
+        )
     if schedule.mode == "async" and schedule.training_cells >= recipe.cells.count:
         yield (
             ("schedule", "training_cells"),
@@ -204,7 +211,7 @@ def _written_weights(recipe: Recipe) -> Iterator[Problem]:
     for name, parts in (("data_parallel", rollout.data_parallel), ("expert_parallel", rollout.expert_parallel)):
         if parts > 1:
             yield ("rollout", "weights"), f'"mooncake" knows no engines with rollout.{name} = {parts}: use "shared"'
-    if 0 < recipe.cells.gpus_per_node < rollout.tensor_parallel:
+    if engine_nodes(recipe) > 1:
         yield ("rollout", "weights"), '"mooncake" knows no engines over several nodes: use "shared"'
     if rollout.store_mb and recipe.cells.gpus_per_node:
         yield (

@@ -1,8 +1,9 @@
 """Admission: opening bursts, and dispatching their executions.
 
 Invariant: groups are planned at burst boundaries only, until (phi + mu) * B are outstanding, never more than the run
-still needs; the waterlevel never rises inside a burst. A lost or failed attempt is dispatched again at once, within
-its budget, to which an attempt that the end of a job interrupted does not count; a completed execution never is.
+still needs; the waterlevel never rises inside a burst. A lost attempt is dispatched again at once, a failed one after a
+pause that holds no slot, within its budget, to which an attempt that the end of a job interrupted does not count; a
+completed execution never is.
 """
 
 from __future__ import annotations
@@ -74,6 +75,8 @@ def dispatch(world: World) -> list[ev.Event]:
         attempt = _next_attempt(world, name) or 0
         if charged(execution, state.epoch) >= world.settings.attempts:
             excluded.append(ev.Excluded(execution=name, reason=_last_reason(execution)))
+            continue
+        if name in world.pausing:
             continue
         worker = max(free, key=lambda w: (free[w], w), default=None)
         if worker is None or free[worker] <= 0:

@@ -125,11 +125,15 @@ class Decider:
         self._level = -1
         self.dead: frozenset[str] = frozenset()
         self.waiting: Mapping[str, float] = {}
+        self.pausing: frozenset[str] = frozenset()
 
-    def look(self, dead: frozenset[str], waiting: Mapping[str, float]) -> None:
+    def look(self, dead: frozenset[str], waiting: Mapping[str, float], pausing: frozenset[str] = frozenset()) -> None:
         """Time has passed: what the scheduler's own clock says now. Only `restart` asks how long cells have waited."""
         self.waiting, self._world = waiting, None
         self._wake("restart")
+        if pausing != self.pausing:
+            self.pausing = pausing
+            self._wake("dispatch")
         if dead != self.dead:
             self.dead, self._index = dead, None
             self._wake_all()
@@ -157,10 +161,10 @@ class Decider:
         return self._world
 
     def _make_world(self) -> World:
-        plain = World(self._state, self._settings, self.dead, self.waiting)
+        plain = World(self._state, self._settings, self.dead, self.waiting, self.pausing)
         if self._index is None or self._index.key != (plain.number, plain.step):
             self._index = Index(plain)
-        return IndexedWorld(self._state, self._settings, self.dead, self.waiting, self._index)
+        return IndexedWorld(self._state, self._settings, self.dead, self.waiting, self.pausing, self._index)
 
     # ---- what was folded ----
 

@@ -21,13 +21,15 @@ class World:
     """One moment as the decisions see it: make another after each fold, for what it has found out it keeps.
 
     `dead`: writers whose liveness counter stands still. `waiting`: for each cell, seconds since its role order or its
-    state last changed. Both are judged by the scheduler's own monotonic clock.
+    state last changed. `pausing`: executions whose next attempt is not due yet. All are judged by the scheduler's own
+    monotonic clock.
     """
 
     state: RunState
     settings: Settings
     dead: frozenset[str] = frozenset()
     waiting: Mapping[str, float] = field(default_factory=dict)
+    pausing: frozenset[str] = frozenset()
 
     # ---- cells ----
 

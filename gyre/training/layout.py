@@ -11,7 +11,7 @@ import os
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from gyre.training import shims
 from gyre.training.place import Layout
@@ -40,6 +40,9 @@ def start(layout: Layout, timeout: float = 600.0) -> torch.device:
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     if layout.world == 1:
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=wait)
+    elif layout.listener >= 0:
+        store = _listening_store(layout, wait)
+        dist.init_process_group(backend, store=store, rank=layout.rank, world_size=layout.world, timeout=wait)
     else:
         dist.init_process_group(
             backend, init_method=layout.rendezvous, rank=layout.rank, world_size=layout.world, timeout=wait
@@ -56,6 +59,21 @@ def start(layout: Layout, timeout: float = 600.0) -> torch.device:
     # one.
     model_parallel_cuda_manual_seed(1, inference_rng_tracker=True)
     return device
+
+
+def _listening_store(layout: Layout, wait: datetime.timedelta) -> Store:
+    """The store that all ranks meet in, on a socket that is bound: torch's own choice is every address of the node."""
+    host, _, port = layout.rendezvous.removeprefix("tcp://").rpartition(":")
+    store = TCPStore(
+        host,
+        int(port),
+        layout.world,
+        is_master=True,
+        timeout=wait,
+        wait_for_workers=False,
+        master_listen_fd=layout.listener,
+    )
+    return PrefixStore("default_pg", store)  # as torch does for those who come by the rendezvous
 
 
 def another_group() -> dist.ProcessGroup | None:

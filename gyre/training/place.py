@@ -28,11 +28,13 @@ class Layout:
     """Tensor-parallel ranks split the sequence, too, where they do not split the weights."""
     rendezvous: str = ""
     """`file:///path` or `tcp://host:port`; unused with one rank."""
+    listener: int = -1
+    """Of rank 0: the descriptor of the socket that listens at a `tcp://` rendezvous already."""
     local_rank: int = 0
 
     @classmethod
-    def of(cls, train: Train, rank: int = 0, rendezvous: str = "") -> Layout:
-        """The place of one rank of a cell, by the recipe. All ranks of a cell are on one node."""
+    def of(cls, train: Train, rank: int = 0, rendezvous: str = "", nodes: int = 1, listener: int = -1) -> Layout:
+        """The place of one rank of a cell, by the recipe; the ranks are on `nodes` nodes, in order, as many on each."""
         return cls(
             rank=rank,
             world=train.ranks,
@@ -42,7 +44,8 @@ class Layout:
             expert=train.expert_parallel,
             sequence=train.sequence_parallel,
             rendezvous=rendezvous,
-            local_rank=rank,
+            listener=listener,
+            local_rank=rank % (train.ranks // nodes),
         )
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import given, strategies as st
 
 from gyre.executions.backoff import pause_before
 from gyre.executions.grading import FAILED, GRADED, TIMED_OUT, Grade
-from gyre.executions.outcome import Ending, Verdict, before_grading, judge
+from gyre.executions.outcome import Ending, Verdict, before_grading, judge, not_laid_out
 from gyre.executions.sandbox import ExitStatus
 
 GOOD = Grade(reward=0.75, reason=GRADED, seconds=1.0)
@@ -83,3 +85,22 @@ def test_a_reward_exactly_when_graded(ending: Ending, grade: Grade | None) -> No
 
 def test_pauses_double_up_to_a_limit() -> None:
     assert [pause_before(failures) for failures in (0, 1, 2, 3, 7, 1000)] == [0.0, 0.5, 1.0, 2.0, 30.0, 30.0]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "sandbox_failed"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "sandbox_failed"),
+        (OSError(errno.EIO, "Input/output error"), "sandbox_failed"),
+        (OSError(errno.EMFILE, "Too many open files"), "sandbox_failed"),
+        (shutil.Error([("a", "b", "[Errno 28] No space left on device: 'b'")]), "sandbox_failed"),
+        (OSError(errno.ENOENT, "No such file or directory"), "image_unavailable"),
+        (OSError("not a usable image"), "image_unavailable"),
+    ],
+)
+def test_layers_that_cannot_be_laid_out(error: OSError, reason: str) -> None:
+    """A fault of the node is tried again; the environment's own excludes the execution."""
+    verdict = before_grading(not_laid_out(error))
+    assert verdict is not None
+    assert (verdict.outcome, verdict.reason) == ("retry" if reason == "sandbox_failed" else "excluded", reason)

@@ -105,7 +105,16 @@ def test_the_digest_names_the_environment(lab: Any) -> None:
         ("[agent]\nnetwork_mode = 'allowlist'", 'network_mode = "allowlist" .* is not covered'),
         ("artifacts = ['../x']", "artifacts: '../x' must be a path of the main service"),
         ("artifacts = [{ source = '/x', service = 'db' }]", "artifacts: '/x' must be a path of the main service"),
-        ("[verifier.environment]\ndocker_image = 'x'", r"\[verifier.environment\] .* is not covered"),
+        (
+            "[verifier.environment]\ndocker_image = 'x'",
+            "verifier.environment.docker_image 'x' is not in sandbox.images",
+        ),
+        (
+            "[verifier.environment]\nworkdir = '/x'",
+            "verifier.environment names no docker_image, and there is no tests/",
+        ),
+        ("[verifier.environment]\ngpus = 1", "verifier.environment.gpus is not covered"),
+        ("[verifier]\nenvironment_mode = 'shared'\n[verifier.environment]\ndocker_image = 'x'", "is not covered"),
         ("[[verifier.collect]]\ncommand = 'x'", r"\[\[verifier.collect\]\] .* is not covered"),
         ("[environment]\nmemory = 'lots'", "environment.memory 'lots' is not a size"),
         ("[environment]\nworkdir = '../x'", "environment.workdir '../x' must be an absolute path"),

@@ -40,7 +40,7 @@ async def test_ranks_outlive_an_engine_that_is_gone(tmp_path: Path) -> None:
     with socket.socket() as gone:
         gone.bind(("127.0.0.1", 0))  # nobody listens there, and nobody else can
         url = f"http://127.0.0.1:{gone.getsockname()[1]}"
-        ranks = await Ranks.start("cell-0", 2, words, tmp_path / "logs", run.alive_path, 600.0)
+        ranks = await Ranks.start("cell-0", range(2), words, tmp_path / "logs", run.alive_path, 600.0)
         try:
             await ranks.ready()
             opened = await ranks.ask("open_lineage", lineage=1, openings=[])

@@ -229,3 +229,17 @@ def test_latest_rows():
         (2, "committed"),
         (3, "aborted"),
     ]
+
+
+async def test_a_call_that_was_cut_between_sessions_is_sampled_anew_by_the_next(world):
+    """The next session may begin with the very same request."""
+    world.engine.say("never", gate=asyncio.Event())
+    lost = asyncio.ensure_future(world.post(BODY))
+    await world.engine.started.wait()
+    await world.proxy.pause("a-key-of-one-execution")
+    assert (world.capture.stats.dangling, world.capture.stats.server_errors) == (1, 0)
+    await asyncio.gather(lost, return_exceptions=True)
+    world.proxy.resume("a-key-of-one-execution")
+    world.engine.say("anew")
+    assert said((await world.post(BODY))[1]) == "anew"
+    assert (world.capture.stats.replayed, world.capture.stats.turns) == (0, 1)

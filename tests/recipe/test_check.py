@@ -94,6 +94,9 @@ def test_layouts_without_gpus() -> None:
         "train.expert_parallel=1",
     )
     load(*cpu, "cells.nodes_per_cell=2")
+    assert check_recipe(load(*cpu, "cells.nodes_per_cell=2", "local.workers=8"), local=True) is None
+    problem = check_recipe(load("local.workers=8"), local=True)
+    assert problem is not None and problem[0] == ("cells", "nodes_per_cell") and "one machine" in problem[1]
     refused("cells.nodes_per_cell", "2 ranks", *cpu, "cells.nodes_per_cell=3")
     load(*cpu, "cells.nodes_per_cell=1", "rollout.tensor_parallel=2")
 

@@ -109,6 +109,24 @@ def test_a_lost_core_takes_the_last_satellites_node() -> None:
     assert places.homes["cell-0"] == "gpu2"
 
 
+WIDE = ["scheduler", "worker-0", "cell-0", "agent-0-1", "cell-1", "agent-1-1"]
+WIDE_GROUPS = (("cpu1",), ("gpu1", "gpu2", "gpu3", "gpu4"))
+
+
+def test_cells_of_several_nodes_have_neighbours() -> None:
+    places = Places(WIDE_GROUPS, WIDE)
+    assert [places.homes[name] for name in WIDE[2:]] == ["gpu1", "gpu2", "gpu3", "gpu4"]
+
+
+def test_a_core_that_has_lost_a_node_takes_one_of_the_satellite_that_is_broken_already() -> None:
+    places = Places(WIDE_GROUPS, WIDE)
+    assert places.lose((("cpu1",), ("gpu1", "gpu3", "gpu4"))) == ["agent-1-1"]
+    assert [places.homes[name] for name in WIDE[2:]] == ["gpu1", "gpu4", "gpu3", ""]
+    assert places.lose((("cpu1",), ("gpu3", "gpu4"))) == ["cell-1"]
+    assert [places.homes[name] for name in WIDE[2:]] == ["gpu3", "gpu4", "", ""]
+    assert places.lose((("cpu1",), ("gpu4",))) == []
+
+
 def test_a_lost_worker_has_no_node_any_more() -> None:
     places = Places(GROUPS, PROCESSES)
     assert places.lose((("cpu1",), ("gpu1", "gpu2", "gpu3"))) == []

@@ -20,8 +20,10 @@ SHARED = (
 
 
 def test_a_run_goes_from_submission_over_waiting_to_its_end(cluster: Cluster, submitted: Make) -> None:
+    """Its cells have two nodes each."""
     steps = 3
-    run = submitted(f"train.steps={steps}", 'slurm.cpu.extra=["--hold"]', 'slurm.gpu.extra=["--hold"]')
+    held = ('slurm.cpu.extra=["--hold"]', 'slurm.gpu.extra=["--hold"]')
+    run = submitted(f"train.steps={steps}", "cells.nodes_per_cell=2", "train.data_parallel=2", *held)
     run.submit()
     opened = run.opened
     script = (opened.run.launch / f"{run.job_id}_submission.sh").read_text()
@@ -47,7 +49,9 @@ def test_a_run_goes_from_submission_over_waiting_to_its_end(cluster: Cluster, su
         "worker-0": "cpu1",
         "worker-1": "cpu2",
         "cell-0": "gpu1",
-        "cell-1": "gpu2",
+        "agent-0-1": "gpu2",
+        "cell-1": "gpu3",
+        "agent-1-1": "gpu4",
     }
     name = run.opened.run.name
     assert "worker-1" in run.gyre("logs")

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from gyre.errors import UserError
-from gyre.launch.slurm_script import Program, render
+from gyre.launch.slurm_script import Program, gpu_nodes, render
 from gyre.launch.slurm_steps import guard, program, srun
 from gyre.recipe.load import load_recipe
 from gyre.recipe.schema import Recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Program("/env/bin/python", Path("/runs/short-001"), Path("/runs/short-001/launch/code"))
+TWO_NODES = ("cells.nodes_per_cell=2", "train.data_parallel=2")
 
 
 def recipe(*settings: str) -> Recipe:
@@ -111,11 +112,21 @@ def test_a_path_with_a_space_stays_one_word() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "key"), [("cells.nodes_per_cell=2", "cells.nodes_per_cell"), ("slurm.gpu.nodes=3", "slurm.gpu.nodes")]
+    ("settings", "words"),
+    [(("slurm.gpu.nodes=3",), "3 nodes for 2 cells"), ((*TWO_NODES, "slurm.gpu.nodes=3"), "2 cells of 2 nodes")],
 )
-def test_what_cannot_be_placed_is_refused_by_its_key(setting: str, key: str) -> None:
-    with pytest.raises(UserError, match=key):
-        render(recipe(setting), PROGRAM)
+def test_what_cannot_be_placed_is_refused_by_its_key(settings: tuple[str, ...], words: str) -> None:
+    with pytest.raises(UserError, match=f"slurm.gpu.nodes: .*{words}"):
+        render(recipe(*settings), PROGRAM)
+
+
+def test_a_cell_takes_as_many_nodes_as_the_recipe_says() -> None:
+    _, gpu = components(render(recipe(*TWO_NODES), PROGRAM))
+    assert {"--nodes=4", "--ntasks=4"} <= set(gpu)
+    _, shared = components(render(recipe(*TWO_NODES, "slurm.gpu.nodes=2"), PROGRAM))
+    assert "--nodes=2" in shared
+    designed = load_recipe(ROOT / "tests" / "recipe" / "designed.toml", folders=False)
+    assert gpu_nodes(designed) == 6 * 4
 
 
 def test_each_step_runs_in_the_container_and_its_process_in_the_same() -> None:

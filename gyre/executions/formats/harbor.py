@@ -10,11 +10,13 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from msgspec import structs
+
 from gyre.errors import UserError
 from gyre.executions.dockerfile import Environment, read_or_refuse
 from gyre.executions.formats.harbor_steps import read_steps
 from gyre.executions.formats.harbor_toml import (
-    CLOSED,
+    COMPOSE_FILES,
     TaskToml,
     named_user,
     phases_uncovered,
@@ -25,10 +27,15 @@ from gyre.executions.formats.harbor_toml import (
     refuse_times,
     resolve_env,
 )
+from gyre.executions.formats.harbor_verifier import (
+    brings_its_tests,
+    environment_uncovered,
+    is_separate,
+    own_verifier,
+    verifier_uncovered,
+)
 from gyre.executions.limits import MIB
 from gyre.executions.tasks import DEFAULT_WORKDIR, Task, environment_digest
-
-COMPOSE_FILES = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
 
 
 def recognises(folder: Path) -> bool:
@@ -39,7 +46,8 @@ def load(folder: Path, env: Mapping[str, str]) -> Task:
     """Read one task folder. Raises UserError naming the file and what to do."""
     toml_path = folder / "task.toml"
     toml = read_toml(toml_path) if toml_path.is_file() else TaskToml()
-    for needed in ("task.toml",) if toml.steps else ("instruction.md", "task.toml", "tests/test.sh"):
+    wanted = ["instruction.md", "task.toml", "tests/test.sh"][: 2 if brings_its_tests(toml) else 3]
+    for needed in ("task.toml",) if toml.steps else wanted:
         if not (folder / needed).is_file():
             raise UserError(f"{folder / needed}: missing; a task needs instruction.md, task.toml and tests/test.sh")
     _refuse_uncovered(toml, toml_path, folder)
@@ -49,7 +57,7 @@ def load(folder: Path, env: Mapping[str, str]) -> Task:
     workdir = given or DEFAULT_WORKDIR
     if not workdir.startswith("/") or ".." in workdir.split("/"):
         raise UserError(f"{toml_path}: environment.workdir {workdir!r} must be an absolute path without ..")
-    return Task(
+    task = Task(
         name=folder.name,
         folder=folder,
         instruction=steps[0].instruction if steps else read_instruction(folder / "instruction.md"),
@@ -68,23 +76,20 @@ def load(folder: Path, env: Mapping[str, str]) -> Task:
         storage=_size(toml.environment.storage_mb, toml.environment.storage, toml_path, "storage"),
         digest=environment_digest(folder.name, workdir, folder / "environment"),
         healthcheck=toml.environment.healthcheck,
-        separate=toml.verifier.environment_mode == "separate",
+        separate=is_separate(toml),
         artifacts=read_artifacts(toml.artifacts, toml_path),
         steps=steps,
         step_reward=toml.multi_step_reward_strategy or "mean",
     )
+    return structs.replace(task, own_verifier=own_verifier(task, toml, env))
 
 
 def _refuse_uncovered(toml: TaskToml, path: Path, folder: Path) -> None:
-    environment, separate = toml.environment, toml.verifier.environment_mode == "separate"
+    environment = toml.environment
     uncovered = {
-        **phases_uncovered(toml.agent, toml.verifier, separate, folder),
-        "environment.mcp_servers": bool(environment.mcp_servers),
-        "environment.skills_dir": bool(environment.skills_dir),
-        "environment.gpus": environment.gpus > 0,
-        "environment.tpu": environment.tpu is not None,
-        'environment.os other than "linux"': environment.os.lower() != "linux",
-        f"environment.{CLOSED}": environment.network_mode == "allowlist",
+        **phases_uncovered(toml.agent, toml.verifier, folder),
+        **environment_uncovered(environment, "environment"),
+        **verifier_uncovered(toml, folder),
     }
     refuse_present(uncovered, path)
     if environment.healthcheck is not None and (problem := environment.healthcheck.problem):

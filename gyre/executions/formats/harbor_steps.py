@@ -18,6 +18,7 @@ from msgspec import Struct, field
 
 from gyre.errors import UserError
 from gyre.executions.formats.harbor_toml import (
+    COMPOSE_FILES,
     Agent,
     Artifact,
     TaskToml,
@@ -88,7 +89,12 @@ def _step(folder: Path, path: Path, toml: TaskToml, step: StepToml, env: Mapping
     what, place = f"step {step.name!r}: ", folder / "steps" / step.name
     relative = f"steps/{step.name}"
     mode = step.verifier.environment_mode or toml.verifier.environment_mode
-    uncovered = phases_uncovered(step.agent, step.verifier, mode == "separate", place)
+    own_image = any((place / "tests" / name).is_file() for name in ("Dockerfile", *COMPOSE_FILES))
+    uncovered = {
+        **phases_uncovered(step.agent, step.verifier, place),
+        "[verifier.environment] (an image of the verifier's own)": step.verifier.environment is not None,
+        "tests/Dockerfile (an image of the verifier's own)": mode == "separate" and own_image,
+    }
     refuse_present({what + key: present for key, present in uncovered.items()}, path)
     refuse_times(step.agent, step.verifier, path, what)
     if step.healthcheck is not None and (problem := step.healthcheck.problem):

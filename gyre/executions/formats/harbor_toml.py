@@ -19,6 +19,7 @@ from gyre.errors import UserError
 from gyre.executions.healthcheck import Healthcheck
 
 SCHEMAS = ("1.0", "1.1", "1.2", "1.3", "1.4")
+COMPOSE_FILES = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
 CANARY = re.compile(r"canary", re.IGNORECASE)
 COMMENT = re.compile(r"^\s*(#|//|<!--)")
 CLOSED = 'network_mode = "allowlist" (a sandbox reaches the model and nothing else)'
@@ -36,8 +37,8 @@ class Verifier(Struct):
     user: str | int | None = None
     env: dict[str, str] = field(default_factory=dict)
     environment_mode: Literal["shared", "separate"] | None = None
-    """None: of a step, the task's; of a task, shared."""
-    environment: dict[str, Any] | None = None
+    """None: of a step, the task's; of a task, shared, unless it has an environment of its own."""
+    environment: Environment | None = None
     collect: list[Any] = field(default_factory=list)
     network_mode: str = ""
 
@@ -140,15 +141,12 @@ def read_instruction(path: Path) -> str:
     return text
 
 
-def phases_uncovered(agent: Agent, verifier: Verifier, separate: bool, folder: Path) -> dict[str, bool]:
+def phases_uncovered(agent: Agent, verifier: Verifier, folder: Path) -> dict[str, bool]:
     """What gyre's sandboxes do not cover of a task, or of a step whose folder is `folder` -> is it there?"""
-    own_image = any((folder / "tests" / name).is_file() for name in ("Dockerfile", "docker-compose.yaml"))
     return {
         "trajectory.json (a conversation to begin with)": (folder / "trajectory.json").is_file(),
         f"agent.{CLOSED}": agent.network_mode == "allowlist",
         f"verifier.{CLOSED}": verifier.network_mode == "allowlist",
-        "[verifier.environment] (an image of the verifier's own)": verifier.environment is not None,
-        "tests/Dockerfile (an image of the verifier's own)": separate and own_image,
         "[[verifier.collect]] (all processes are ended before)": bool(verifier.collect),
     }
 

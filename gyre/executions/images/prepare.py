@@ -47,7 +47,8 @@ def prepare_images(
     results: list[Prepared] = []
     for folder in task_folders(path):
         try:
-            lying_on.setdefault(load_task(folder, host_env, images).image, []).append(folder.name)
+            for image in load_task(folder, host_env, images).images:
+                lying_on.setdefault(image, []).append(folder.name)
         except UserError as error:
             results.append(Prepared(image="", tasks=(folder.name,), problem=str(error)))
             done(results[-1])

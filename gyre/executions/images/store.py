@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import tarfile
 import tempfile
@@ -26,7 +25,7 @@ from gyre.executions.images.oci import ImageConfig, is_layout, read_oci, unpack_
 from gyre.executions.images.squashed import unpack_squashed
 from gyre.executions.images.unpack import ImageError
 from gyre.executions.layers import private_folder, remove_tree
-from gyre.ledger.files import alone
+from gyre.ledger.files import alone, renamed_over
 from gyre.ledger.layout import cache_home
 from gyre.recipe import schema
 
@@ -133,9 +132,8 @@ def _digest(image: Image, home: Path) -> str:
         return str(json.loads(note.read_text())["digest"])
     except (OSError, ValueError, KeyError):
         digest = _read_digest(image)
-        aside = note.with_name(f"{note.name}.{os.getpid()}.{os.urandom(4).hex()}")
-        aside.write_text(json.dumps({"digest": digest, "of": known}))
-        aside.rename(note)
+        with renamed_over(note) as aside:
+            aside.write_text(json.dumps({"digest": digest, "of": known}))
         return digest
 
 

@@ -1,0 +1,156 @@
+"""An agent: on each node of a cell after the first, it starts, watches and ends that node's parts at the lead's word.
+
+Owns the journal `agent-<cell>-<node>`, and what its node has of the trainer ranks and of the engine. Invariants: it
+obeys the newest incarnation of its cell's lead alone; when that one is succeeded, or stands still, its parts are ended;
+a part that ends by itself is told once. Parts end with the agent, through its pipes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from gyre.engines.launch import sglang_launch
+from gyre.engines.sglang.arguments import NO_STORE, EnginePart, Store
+from gyre.errors import UserError
+from gyre.ledger import events as ev
+from gyre.ledger.job import place_of
+from gyre.ledger.layout import RunFolder
+from gyre.ledger.liveness import LivenessWatch, read_counter
+from gyre.ledger.tail import Line
+from gyre.processes.address import node_address, node_interface
+from gyre.processes.base import BEAT_SECONDS, HANGS, Process, run_process
+from gyre.processes.children import Child
+from gyre.processes.parts import ranks_on
+from gyre.processes.ranks import Ranks
+from gyre.recipe.places import engine_nodes
+
+log = logging.getLogger("gyre")
+
+
+@dataclass
+class Running:
+    """A part of this node: what runs, of which order, and who waits for its end."""
+
+    cell_incarnation: int
+    number: int
+    what: Ranks | Child
+    death: asyncio.Task[UserError | Exception]
+
+
+class Agent(Process):
+    """gyre's agent on a further node of a cell."""
+
+    def __init__(self, run: RunFolder, name: str) -> None:
+        super().__init__(run, name)
+        self.cell, self.node = place_of(name)
+        self.parts: dict[str, Running] = {}
+        self.orders: asyncio.Queue[tuple[int, ev.PartOrdered]] = asyncio.Queue()
+        self._leads = LivenessWatch(time.monotonic, HANGS * self.recipe.local.liveness)
+
+    async def on_lines(self, lines: list[Line]) -> None:
+        for line in lines:
+            event = line.event
+            if isinstance(event, ev.PartOrdered) and (event.agent, event.agent_incarnation) == (
+                self.name,
+                self.incarnation,
+            ):
+                self.orders.put_nowait((line.incarnation, event))
+
+    @property
+    def lead(self) -> int:
+        """The newest incarnation of the cell's lead."""
+        return max(self.state.opened.get(self.cell, {}), default=0)
+
+    async def work(self) -> None:
+        await self.until_accepted()
+        while True:
+            order = asyncio.create_task(self.orders.get())
+            deaths = [part.death for part in self.parts.values()]
+            await asyncio.wait({order, *deaths}, timeout=BEAT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            await self._look()
+            if order.done():
+                await self._obey(*order.result())
+            else:
+                order.cancel()
+
+    async def _look(self) -> None:
+        """What has ended is told; what nobody wants any more is ended."""
+        self._leads.observe(self.cell, read_counter(self.run.alive_path(self.cell)))
+        silent = self._leads.dead(self.cell)
+        for kind, part in list(self.parts.items()):
+            if part.death.done():
+                reason = part.death.result()
+                await self._end(kind)
+                if isinstance(reason, UserError):
+                    raise reason
+                log.error("%s", reason)
+                self.say(ev.PartEnded(cell_incarnation=part.cell_incarnation, number=part.number, reason=str(reason)))
+            elif silent or part.cell_incarnation != self.lead:
+                log.info("%s %s: ending its %s", self.cell, "stands still" if silent else "began afresh", kind)
+                await self._end(kind)
+
+    async def _obey(self, incarnation: int, order: ev.PartOrdered) -> None:
+        if incarnation != self.lead:
+            return
+        log.info("%s", order)
+        await self._end(order.part)
+        if order.wanted:
+            what = await (self._start_ranks(incarnation, order) if order.part == "ranks" else self._start_engine(order))
+            death: asyncio.Task[UserError | Exception] = asyncio.create_task(what.death())
+            self.parts[order.part] = Running(incarnation, order.number, what, death)
+
+    async def _start_ranks(self, incarnation: int, order: ev.PartOrdered) -> Ranks:
+        return await Ranks.start(
+            self.cell,
+            ranks_on(self.node, self.recipe.train.ranks, self.recipe.cells.nodes_per_cell),
+            [
+                "--run",
+                str(self.run.path),
+                "--cell",
+                self.cell,
+                "--incarnation",
+                str(incarnation),
+                "--model",
+                self.job.model,
+            ],
+            self.run.log_dir(self.job.attempt),
+            self.run.alive_path,
+            HANGS * self.recipe.local.liveness,
+            order.rendezvous,
+        )
+
+    async def _start_engine(self, order: ev.PartOrdered) -> Child:
+        if self.job.stores:
+            await self.until(lambda: self.state.store)
+        name = f"{self.name}-engine"
+        for old in self.run.keys.glob(f"{name}.*"):
+            old.unlink(missing_ok=True)
+        launch = sglang_launch(
+            self.recipe,
+            Path(self.job.model),
+            self.run.keys,
+            f"{name}.{order.number}",
+            node_address(),
+            EnginePart(engine_nodes(self.recipe), self.node, order.rendezvous),
+            Store(self.state.store, self.run.path.name) if self.job.stores else NO_STORE,
+        )
+        log_file = self.run.log_dir(self.job.attempt) / f"{name}.log"
+        return await Child.start(name, launch.argv, log_file, {**launch.env, **node_interface()})
+
+    async def _end(self, kind: str) -> None:
+        part = self.parts.pop(kind, None)
+        if part is not None:
+            part.death.cancel()
+            await part.what.end()
+
+    async def close(self) -> None:
+        for kind in list(self.parts):
+            await self._end(kind)
+
+
+if __name__ == "__main__":
+    run_process(Agent)

@@ -1,0 +1,173 @@
+"""The further nodes of a cell, as its lead sees them: on each an agent, which starts that node's parts at its word.
+
+Owns the orders to the agents. They go through the lead's journal, the agents' answers through theirs. Invariants: a
+part ends, for the lead, when its agent says so, when another incarnation of the agent has opened, or when the agent's
+counter stands still; an order names the agent's incarnation, so that none is done twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Literal
+
+from gyre.errors import UserError
+from gyre.ledger import events as ev
+from gyre.ledger.job import agents_of
+from gyre.ledger.liveness import LivenessWatch, read_counter
+from gyre.ledger.tail import Line
+from gyre.processes.address import address_of, meeting_socket
+from gyre.processes.base import BEAT_SECONDS, HANGS, Process
+from gyre.processes.children import ChildDied
+
+ENDED = 1
+"""Status of a part that has ended: nobody here knows its own."""
+
+
+class Part:
+    """What an agent runs for the lead. It is waited for as a child is."""
+
+    def __init__(self, nodes: Nodes, order: ev.PartOrdered) -> None:
+        self.order = order
+        self.ended = asyncio.Event()
+        self.reason = ""
+        self._nodes = nodes
+
+    @property
+    def running(self) -> bool:
+        return not self.ended.is_set()
+
+    async def wait(self) -> int:
+        await self.ended.wait()
+        return ENDED
+
+    async def death(self) -> UserError | ChildDied:
+        """A user's mistake is told by the agent itself, to the launcher."""
+        await self.ended.wait()
+        return ChildDied(self.reason)
+
+    async def end(self) -> None:
+        """Tell the agent to end it. Nobody waits: the next order of its kind ends it too."""
+        if self.running:
+            with contextlib.suppress(UserError):  # the disk may be full; the agent sees the lead's own end as well
+                self._nodes.dismiss(self)
+
+    def lost(self, reason: str) -> None:
+        self.reason = self.reason or reason
+        self.ended.set()
+
+
+class Nodes:
+    """`agents`: one for each node of the cell after the first; none when it has one node."""
+
+    def __init__(self, lead: Process) -> None:
+        self._lead = lead
+        self.nodes = lead.recipe.cells.nodes_per_cell
+        self.agents = agents_of(lead.name, self.nodes)
+        self._parts: list[Part] = []
+        self._orders = 0
+        self._counters: dict[str, int | None] = {}
+        self._liveness = LivenessWatch(time.monotonic, HANGS * lead.recipe.local.liveness)
+
+    def ranks(self, node: int) -> range:
+        """Trainer ranks on a node of the cell, counted from 0."""
+        return ranks_on(node, self._lead.recipe.train.ranks, self.nodes)
+
+    async def come(self) -> None:
+        """Wait until every agent is accepted and beats: one that another attempt has left does not."""
+        before = {agent: self._counter(agent) for agent in self.agents}
+        while any(
+            self._counter(agent) == before[agent] or not self._incarnation(agent) or not self._newest(agent)
+            for agent in self.agents
+        ):
+            await asyncio.sleep(BEAT_SECONDS / 2)
+
+    def _counter(self, agent: str) -> int | None:
+        return read_counter(self._lead.run.alive_path(agent))
+
+    def _incarnation(self, agent: str) -> int:
+        return self._lead.state.incarnation(agent)
+
+    def _newest(self, agent: str) -> bool:
+        """Has no incarnation opened after the accepted one?"""
+        return max(self._lead.state.opened.get(agent, {0: None})) == self._incarnation(agent)
+
+    @contextlib.contextmanager
+    def meeting(self) -> Iterator[tuple[str, int]]:
+        """Where the ranks of several nodes meet, and the descriptor that listens there; ("", -1) on one node."""
+        if not self.agents:
+            yield "", -1
+            return
+        with meeting_socket() as listener:
+            yield address_of(listener), listener.fileno()
+
+    def start(self, part: Literal["ranks", "engine"], rendezvous: str, span: int = 0) -> list[Part]:
+        """Order this part on every further node, or on those of the first `span` nodes."""
+        self._orders += 1
+        return [self._start(agent, part, rendezvous) for agent in self.agents[: (span or self.nodes) - 1]]
+
+    def _start(self, agent: str, part: Literal["ranks", "engine"], rendezvous: str) -> Part:
+        made = Part(
+            self,
+            ev.PartOrdered(
+                agent=agent,
+                agent_incarnation=self._incarnation(agent),
+                part=part,
+                number=self._orders,
+                rendezvous=rendezvous,
+            ),
+        )
+        self._parts.append(made)
+        self._lead.say(made.order)
+        return made
+
+    def dismiss(self, part: Part) -> None:
+        self._orders += 1
+        order = part.order
+        part.lost("ended by its lead")
+        self._lead.say(
+            ev.PartOrdered(
+                agent=order.agent,
+                agent_incarnation=order.agent_incarnation,
+                part=order.part,
+                number=self._orders,
+                wanted=False,
+            )
+        )
+
+    def hear(self, lines: list[Line]) -> None:
+        """What agents say of their parts, and of themselves."""
+        for line in lines:
+            event = line.event
+            for part in self._parts:
+                order = part.order
+                if line.writer != order.agent:
+                    continue
+                if isinstance(event, ev.Opened) and line.incarnation > order.agent_incarnation:
+                    part.lost(f"{order.agent} has ended, and the cell's {order.part} with it")
+                elif (
+                    isinstance(event, ev.PartEnded)
+                    and (event.cell_incarnation, event.number) == (self._lead.incarnation, order.number)
+                    and line.incarnation == order.agent_incarnation
+                ):
+                    part.lost(event.reason)
+        self._parts = [part for part in self._parts if part.running]
+
+    async def watch(self) -> None:
+        """For ever: an agent that stands still is lost, with its parts."""
+        while True:
+            for agent in self.agents:
+                self._liveness.observe(agent, self._counter(agent))
+                if self._liveness.dead(agent):
+                    for part in self._parts:
+                        if part.order.agent == agent:
+                            part.lost(f"{agent} stands still")
+            await asyncio.sleep(BEAT_SECONDS)
+
+
+def ranks_on(node: int, ranks: int, nodes: int) -> range:
+    """As many on each node, in order."""
+    each = ranks // nodes
+    return range(node * each, (node + 1) * each)
