@@ -332,16 +332,13 @@ class _Run:
         )
 
     def _reward(self) -> float | None:
-        """Of the sessions together; None where one has none, or they make no number."""
+        """Of the sessions together; None where one has none."""
         grades = [session.grade for session in self.sessions if session.verdict.outcome == "graded"]
         if len(grades) < len(self.sessions):
             return None
         if not self.request.task.steps:
             return self.sessions[-1].verdict.reward
-        try:
-            return combined([grade.rewards for grade in grades if grade is not None], self.request.task.step_reward)
-        except OverflowError:
-            return None
+        return combined([grade.rewards for grade in grades if grade is not None], self.request.task.step_reward)
 
 
 async def run_execution(

@@ -19,8 +19,9 @@ from gyre.executions.backoff import pause_before
 from gyre.executions.ends import finish
 from gyre.executions.layers import private_folder, remove_tree
 from gyre.executions.limits import Limits
-from gyre.executions.rewards import NoReward, environment, number_of, rewards_of
+from gyre.executions.rewards import NoReward, environment, rewards_of
 from gyre.executions.sandbox import Bind, Sandbox, SandboxFailure, SandboxSpec
+from gyre.executions.steps import one_number
 from gyre.executions.tasks import Task
 
 INSIDE = "/run/gyre/"
@@ -97,7 +98,7 @@ async def grade(
         return result(FAILED, detail=f"over its limit of {status.limit}")
     try:
         rewards = rewards_of(task, verifier)
-        return structs.replace(result(GRADED, number_of(rewards)), rewards=rewards)
+        return structs.replace(result(GRADED, one_number(rewards)), rewards=rewards)
     except NoReward as error:
         return result(FAILED, detail=str(error))
 

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 from xml.etree import ElementTree
@@ -65,15 +65,7 @@ def environment(task: Task) -> dict[str, str]:
 
 def read_reward(folder: Path) -> float:
     """The reward in `folder`: of `read_rewards` the key "reward", else the mean of all. Raises NoReward."""
-    return number_of(read_rewards(folder))
-
-
-def number_of(rewards: Mapping[str, float]) -> float:
-    """The one reward of several. Raises NoReward when their mean is too large."""
-    try:
-        return one_number(rewards)
-    except OverflowError as error:
-        raise NoReward("the reward is too large") from error
+    return one_number(read_rewards(folder))
 
 
 def read_rewards(folder: Path) -> dict[str, float]:

@@ -6,9 +6,9 @@ tests and no other step's; the reward is a function of the steps that ran, each 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct, field, structs
@@ -122,17 +122,18 @@ def below(rewards: Mapping[str, float], least: Mapping[str, float]) -> str:
 
 
 def one_number(rewards: Mapping[str, float]) -> float:
-    """The number of this name, else the mean of all. Raises OverflowError for a mean that is no float."""
-    return rewards[REWARD] if REWARD in rewards else math.fsum(rewards.values()) / len(rewards)
+    """The number of this name, else the mean of all."""
+    return rewards[REWARD] if REWARD in rewards else mean(rewards.values())
 
 
 def combined(ran: Sequence[Mapping[str, float]], strategy: Strategy) -> float:
     """The reward of an execution from those of the steps that ran, one or more, as Harbor makes it.
 
     `final`: the last one's. `mean`: of each name the mean over the steps that ran, 0 where a step does not give it;
-    steps after a stop at `min_reward` are no part of it. Raises OverflowError for a mean that is no float.
+    steps after a stop at `min_reward` are no part of it. Exact before it is rounded: it knows no order of the numbers,
+    and lies between the least and the greatest.
     """
     if strategy == "final":
         return one_number(ran[-1])
     names = {name for rewards in ran for name in rewards}
-    return one_number({name: math.fsum(rewards.get(name, 0.0) for rewards in ran) / len(ran) for name in names})
+    return one_number({name: mean([rewards.get(name, 0.0) for rewards in ran]) for name in names})

@@ -113,6 +113,7 @@ def test_rollout_layout() -> None:
     refused("trajectory.record", "reference engine does not return", *small, routed)
     refused("trajectory.record", "set rollout.store_mb to 0", routed, "rollout.store_mb=64")
     refused("train.routing_replay", "does not replay", routed, "train.routing_replay=true")
+    refused("rollout.weights", "reference engine", *small, "rollout.weights=mooncake")
     load("rollout.tensor_parallel=4", "rollout.data_parallel=2", "rollout.expert_parallel=4")
     refused("rollout.data_parallel", "3 does not divide", "rollout.tensor_parallel=4", "rollout.data_parallel=3")
     refused("rollout.expert_parallel", "8 does not divide", "rollout.tensor_parallel=4", "rollout.expert_parallel=8")
