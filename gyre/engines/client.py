@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 
 from gyre.engines.errors import EngineRefused, EngineUnauthorized, EngineUnavailable
-from gyre.engines.types import RID_LENGTH, EngineLoad, GenerateChunk, GenerateRequest, Generation
-from gyre.engines.wire import chunk_of, decode_loads, decode_reply, encode_generate, error_message
+from gyre.engines.types import RID_LENGTH, EngineLoad, GenerateChunk, GenerateRequest, Generation, RankMemory
+from gyre.engines.wire import chunk_of, decode_loads, decode_memory, decode_reply, encode_generate, error_message
 
 PauseMode = Literal["abort", "in_place", "retract"]
 
@@ -188,6 +188,12 @@ class EngineClient:
     async def end_weight_update(self) -> None:
         """Close the weight update."""
         await self._manage("/end_weight_update", {})
+
+    async def memory(self, rank: int) -> RankMemory:
+        """Where the parameters of one tensor-parallel rank lie. Raises EngineRefused if it was not started so that
+        others may write there."""
+        path = f"/remote_instance_transfer_engine_info?rank={rank}"
+        return decode_memory(await self._request("GET", path, None, self._admin_key, total=60.0))
 
     async def update_from_disk(self, path: str, weight_version: str) -> None:
         """Load a Hugging Face folder that the engine can read, and flush its cache."""

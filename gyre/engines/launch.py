@@ -12,7 +12,16 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from gyre.engines.sglang.arguments import NO_STORE, WHOLE, EnginePart, Store, server_arguments, server_environment
+from gyre.engines.sglang.arguments import (
+    NO_SEED,
+    NO_STORE,
+    WHOLE,
+    EnginePart,
+    Seed,
+    Store,
+    server_arguments,
+    server_environment,
+)
 from gyre.engines.sglang.install import HERE, interpreter
 from gyre.recipe.schema import Recipe
 
@@ -45,6 +54,7 @@ def engine_launch(
     host: str = "127.0.0.1",
     store: Store = NO_STORE,
     part: EnginePart = WHOLE,
+    seed: Seed = NO_SEED,
 ) -> EngineLaunch:
     """The recipe's engine on `host`, on a port of its own choice; its key and port files lie in `folder`.
 
@@ -52,7 +62,7 @@ def engine_launch(
     """
     if recipe.rollout.engine == "reference":
         return reference_launch(recipe, model, folder, name, host)
-    return sglang_launch(recipe, model, folder, name, host, part, store)
+    return sglang_launch(recipe, model, folder, name, host, part, store, seed)
 
 
 def sglang_launch(
@@ -63,6 +73,7 @@ def sglang_launch(
     host: str = "127.0.0.1",
     part: EnginePart = WHOLE,
     store: Store = NO_STORE,
+    seed: Seed = NO_SEED,
 ) -> EngineLaunch:
     """SGLang's server, in an environment of its own: the recipe's, or the installed one."""
     port_file, key_file = folder / f"{name}.port", folder / name
@@ -70,7 +81,9 @@ def sglang_launch(
     write_keys(key_file)
     python = recipe.rollout.python or str(interpreter())
     program = [python, str(HERE / "inside" / "serve.py"), "--port-file", str(port_file), "--key-file", str(key_file)]
-    words = server_arguments(recipe, model, host, part, store)
+    if seed.url:
+        program += ["--seed-keys", str(seed.keys)]
+    words = server_arguments(recipe, model, host, part, store, seed)
     return EngineLaunch([*program, "--", *words], server_environment(recipe, host), port_file, key_file)
 
 

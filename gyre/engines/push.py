@@ -11,7 +11,7 @@ import base64
 import io
 import pickle
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from gyre.engines.client import EngineClient
 from gyre.engines.errors import EngineRefused
@@ -62,6 +62,37 @@ def buckets(named_tensors: Iterable[tuple[str, torch.Tensor]], size: int) -> Ite
         yield bucket
 
 
+class Carrier(Protocol):
+    """How tensors get to the engine, within an update that `push_weights` opens and closes."""
+
+    async def prepare(self, client: EngineClient) -> None:
+        """What can be refused before anything is interrupted."""
+
+    async def carry(self, client: EngineClient, named_tensors: list[tuple[str, torch.Tensor]]) -> None:
+        """One bucket; when it returns, the engine has it."""
+
+    async def finish(self) -> None:
+        """Raises EngineRefused unless the engine has got everything that it holds."""
+
+
+class Tensors:
+    """SGLang loads the buckets itself: from shared memory with the secret `shared_by`, else from what it is sent."""
+
+    def __init__(self, ranks: int, shared_by: str = "") -> None:
+        self._ranks = ranks
+        self._serialize = SharedBuckets(shared_by).serialize if shared_by else serialize_for_all
+
+    async def prepare(self, client: EngineClient) -> None:
+        """Nothing to ask."""
+
+    async def carry(self, client: EngineClient, named_tensors: list[tuple[str, torch.Tensor]]) -> None:
+        """Serialized once for each tensor-parallel rank."""
+        await client.update_tensors(await asyncio.to_thread(self._serialize, named_tensors, self._ranks))
+
+    async def finish(self) -> None:
+        """The engine itself knows what it has loaded."""
+
+
 async def push_weights(
     client: EngineClient,
     named_tensors: Iterable[tuple[str, torch.Tensor]],
@@ -69,20 +100,23 @@ async def push_weights(
     bucket_bytes: int,
     tensor_parallel: int = 1,
     shared_by: str = "",
+    carrier: Carrier | None = None,
 ) -> str:
     """Make the engine serve exactly `named_tensors` under `version`; return the engine's checksum of them.
 
     `shared_by`: the secret by which SGLang on this node takes them from shared memory; without one they are sent.
-    Requests in flight end with partial output. On any error the engine stays paused under the version `UPDATING`: push
-    again. Raises EngineUnavailable and EngineRefused.
+    `carrier` is another way than both. Requests in flight end with partial output. On any error the engine stays paused
+    under the version `UPDATING`: push again. Raises EngineUnavailable and EngineRefused.
     """
+    carrier = carrier or Tensors(tensor_parallel, shared_by)
+    await carrier.prepare(client)
     await client.pause("abort")
     await client.wait_idle()
     await client.set_version(UPDATING)
     await _begin(client)
-    serialize = SharedBuckets(shared_by).serialize if shared_by else serialize_for_all
     for bucket in buckets(named_tensors, bucket_bytes):
-        await client.update_tensors(await asyncio.to_thread(serialize, bucket, tensor_parallel))
+        await carrier.carry(client, bucket)
+    await carrier.finish()
     await client.end_weight_update()
     await client.flush_cache()
     await client.set_version(version)

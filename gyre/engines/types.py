@@ -7,7 +7,7 @@ one call are cumulative (each starts with the whole of its predecessor).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -88,3 +88,18 @@ class EngineLoad(msgspec.Struct, kw_only=True, frozen=True):
     def idle(self) -> bool:
         """True if no request is running or waiting."""
         return self.running == 0 and self.waiting == 0
+
+
+class Parameter(NamedTuple):
+    """Where one parameter of an engine's rank lies: its address there, its elements, bytes of each."""
+
+    address: int
+    elements: int
+    element_bytes: int
+
+
+class RankMemory(NamedTuple):
+    """The memory of one tensor-parallel rank that others may write: by Mooncake, at `session` ("host:port")."""
+
+    session: str
+    parameters: dict[str, Parameter]

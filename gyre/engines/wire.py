@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gyre.engines.errors import EngineRefused, EngineUnavailable
-from gyre.engines.types import EngineLoad, Finish, GenerateChunk, GenerateRequest, Generation
+from gyre.engines.types import EngineLoad, Finish, GenerateChunk, GenerateRequest, Generation, Parameter, RankMemory
 
 _MOST_ID = 1 << 22
 """Ids from here on are no token's: they are written one by one."""
@@ -75,7 +75,15 @@ class LoadsReply(msgspec.Struct):
     loads: list[LoadRow] = []
 
 
+class MemoryReply(msgspec.Struct):
+    """The answer of `/remote_instance_transfer_engine_info`: a Mooncake session, and [address, elements, bytes an
+    element] of each parameter by name."""
+
+    remote_instance_transfer_engine_info: tuple[str, dict[str, tuple[int, int, int]]]
+
+
 _reply = msgspec.json.Decoder(Reply)
+_memory = msgspec.json.Decoder(MemoryReply)
 _loads = msgspec.json.Decoder(LoadsReply)
 
 
@@ -242,3 +250,12 @@ def decode_loads(data: bytes) -> EngineLoad:
         used_tokens=sum(row.num_used_tokens for row in rows),
         max_tokens=sum(row.max_total_num_tokens for row in rows),
     )
+
+
+def decode_memory(data: bytes) -> RankMemory:
+    """Where the parameters of one rank lie."""
+    try:
+        session, parameters = _memory.decode(data).remote_instance_transfer_engine_info
+    except msgspec.DecodeError as error:
+        raise EngineUnavailable(f"where the engine's parameters lie cannot be read: {error}") from error
+    return RankMemory(session, {name: Parameter(*where) for name, where in parameters.items()})

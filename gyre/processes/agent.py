@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gyre.engines.launch import sglang_launch
-from gyre.engines.sglang.arguments import NO_STORE, EnginePart, Store, engine_nodes
+from gyre.engines.sglang.arguments import NO_STORE, EnginePart, Store
 from gyre.errors import UserError
 from gyre.ledger import events as ev
 from gyre.ledger.job import place_of
@@ -26,6 +26,7 @@ from gyre.processes.base import BEAT_SECONDS, HANGS, Process, run_process
 from gyre.processes.children import Child
 from gyre.processes.parts import ranks_on
 from gyre.processes.ranks import Ranks
+from gyre.recipe.places import engine_nodes
 
 log = logging.getLogger("gyre")
 

@@ -27,6 +27,7 @@ from gyre.processes.engine_child import EngineChild
 from gyre.processes.leases import keep_manifests
 from gyre.processes.parts import Nodes
 from gyre.processes.ranks import Ranks
+from gyre.processes.seeds import seed_of
 
 log = logging.getLogger("gyre")
 
@@ -117,11 +118,14 @@ class Cell(Process):
             self.enter("failed", detail=str(error))
             raise EndProcess(EXIT_RESTART, str(error)) from error
 
-    async def _start_engine(self) -> None:
-        """The store of KV pages, if the run has one, comes first: an engine joins it when it starts."""
+    async def _start_engine(self, version: str = "") -> None:
+        """The store of KV pages, if the run has one, comes first: an engine joins it when it starts. Weights are those
+        of another cell's engine that serves `version`, where engines can take them from each other."""
         if self.job.stores:
             await self.until(lambda: self.state.store)
             self.engine.store = Store(self.state.store, self.run.path.name)
+        if self.recipe.rollout.weights == "mooncake":
+            self.engine.seed = seed_of(self.state, self.run, self.name, version)
         await self.nodes.come()
         await self.engine.start()
 
@@ -294,9 +298,12 @@ class Cell(Process):
 
     async def _push(self, order: ev.ServeOrdered) -> None:
         if not self.engine.running:
-            await self._start_engine()
+            await self._start_engine(order.weight_version)
             self._announce_engine()
         await self.engine.resume()
+        if self.engine.loaded == order.weight_version:
+            return
+        self.engine.loaded = ""
         pushed = await self.ask(
             "push",
             manifest=order.manifest,

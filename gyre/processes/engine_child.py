@@ -8,6 +8,7 @@ still on its way out is never taken for it; an engine that answers nothing any m
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import secrets
@@ -18,13 +19,14 @@ import aiohttp
 from gyre.engines.client import EngineClient, vocabulary
 from gyre.engines.errors import EngineError, EngineUnavailable
 from gyre.engines.launch import engine_launch
-from gyre.engines.sglang.arguments import NO_STORE, WHOLE, EnginePart, engine_nodes
+from gyre.engines.sglang.arguments import NO_SEED, NO_STORE, WHOLE, EnginePart, Seed
 from gyre.engines.sglang.store import free_port
 from gyre.errors import UserError
 from gyre.ledger.layout import RunFolder
 from gyre.processes.address import node_address, node_interface
 from gyre.processes.children import EXIT_USER_ERRORS, Child, ChildDied
 from gyre.processes.parts import Nodes, Part
+from gyre.recipe.places import engine_nodes
 from gyre.recipe.schema import Recipe
 
 log = logging.getLogger("gyre")
@@ -47,6 +49,10 @@ class EngineChild:
         self.released = False
         self.store = NO_STORE
         """The store that it joins at its next start."""
+        self.seed = NO_SEED
+        """The running engine whose weights it takes over at its next start."""
+        self.loaded = ""
+        """The version that it has from another engine, until it is pushed one or releases its memory."""
         self.nodes: Nodes | None = None
         """The cell's further nodes, for an engine that lies on several."""
         self._parts: list[Part] = []
@@ -66,13 +72,43 @@ class EngineChild:
         return self._client
 
     async def start(self) -> None:
-        """Launch and wait until it answers, within the recipe's start timeout. Raises ChildDied."""
+        """Launch and wait until it answers, within the recipe's start timeout. Raises ChildDied.
+
+        With the weights of `seed`, if that can give them: `loaded` says so then. Otherwise its weights are its
+        folder's, or unknown, and are to be pushed.
+        """
+        if not (self.seed.url and await self._start_from(self.seed)):
+            await self._launch(NO_SEED)
+
+    async def _start_from(self, seed: Seed) -> bool:
+        """False when it does not run then. The seed may be given other weights at any moment, also while it is read:
+        what counts is that it has the same version afterwards, and that the checksums are equal."""
+        keys: dict[str, str] = {}
+        with contextlib.suppress(FileNotFoundError):  # it has ended, or is being started again
+            keys = json.loads(seed.keys.read_text())
+        async with aiohttp.ClientSession() as session:
+            giver = EngineClient(seed.url, session, keys.get("api_key"), keys.get("admin_key"))
+            try:
+                if await giver.weight_version() != seed.version:
+                    return False
+                await self._launch(seed)
+                same = await self.client.weights_checksum() == await giver.weights_checksum()
+                if same and await giver.weight_version() == seed.version:
+                    await self.client.set_version(seed.version)
+                    self.loaded = seed.version
+            except (EngineError, ChildDied) as error:
+                log.error("%s does not start with the weights of %s: %s", self.name, seed.url, error)
+        log.info("%s was started from %s: %s", self.name, seed.url, self.loaded or "its weights are not those")
+        return self.running
+
+    async def _launch(self, seed: Seed) -> None:
         await self.close()
         for old in self.run.keys.glob(f"{self.name}.*"):
             old.unlink(missing_ok=True)
         self.key_file = f"{self.name}.{secrets.token_hex(4)}"
         part = self._start_parts()
-        launch = engine_launch(self.recipe, self.model, self.run.keys, self.key_file, node_address(), self.store, part)
+        where = (self.run.keys, self.key_file, node_address())
+        launch = engine_launch(self.recipe, self.model, *where, self.store, part, seed)
         meeting = node_interface() if self._parts else {}
         self.child = await Child.start(self.name, launch.argv, self.log_file, {**launch.env, **meeting})
         self._ending = [asyncio.create_task(self._end_with(lost, self.child)) for lost in self._parts]
@@ -139,6 +175,7 @@ class EngineChild:
 
     async def release(self) -> None:
         """Give the memory back, and wait until it is measured free."""
+        self.loaded = ""
         await self.client.release_memory(TAGS)
         self.released = True
 
@@ -166,4 +203,5 @@ class EngineChild:
         if self.child is not None:
             await self.child.end()
         self._session, self._client, self.child, self._watch = None, None, None, None
+        self.loaded = ""
         self._parts, self._ending = [], []

@@ -28,7 +28,6 @@ import torch.distributed as dist
 from gyre.engines.client import EngineClient
 from gyre.engines.errors import EngineError
 from gyre.engines.push import push_weights
-from gyre.engines.sglang.arguments import engine_nodes
 from gyre.errors import UserError
 from gyre.ledger.checkpoints import CheckpointMeta, chosen, prune
 from gyre.ledger.layout import RunFolder
@@ -37,7 +36,9 @@ from gyre.ledger.microstep_files import read_microstep
 from gyre.processes.address import node_address, node_interface
 from gyre.processes.base import BEAT_SECONDS, user_error
 from gyre.processes.children import say_last_words
+from gyre.processes.placing import Placing
 from gyre.recipe.load import load_recipe
+from gyre.recipe.places import engine_nodes
 from gyre.training.batch import MicroStepBatch
 from gyre.training.layout import Layout
 from gyre.training.memory import Moved
@@ -62,7 +63,7 @@ class Rank:
     def __init__(self, run: RunFolder, cell: str, incarnation: int, model: Path, layout: Layout) -> None:
         self.run, self.cell, self.incarnation = run, cell, incarnation
         self.recipe = load_recipe(run.recipe, folders=False)
-        self.layout = layout
+        self.layout, self.model = layout, model
         self.trainer = Trainer(model, TrainSettings.of(self.recipe), layout, core=False)
         self.publisher = Publisher(TransferSession(node_address()), layout.rank)
         self.puller = Puller(lambda: TransferSession(node_address()))
@@ -139,13 +140,15 @@ class Rank:
         keys = json.loads((self.run.keys / key_file).read_text())
         async with aiohttp.ClientSession() as session:
             client = EngineClient(url, session, keys["api_key"], keys["admin_key"], None)
+            rollout = self.recipe.rollout
+            if rollout.weights == "mooncake":
+                with Placing(node_address(), self.model, rollout.tensor_parallel, self.trainer.dtype) as placing:
+                    return await push_weights(client, tensors, weight_version, BUCKET_BYTES, carrier=placing)
             # the engine is on this node: SGLang reads what it is offered there, the reference engine what it is sent
             # (all of it: what lies on other nodes too is sent its weights)
-            here = self.recipe.rollout.engine == "sglang" and engine_nodes(self.recipe) == 1
+            here = rollout.engine == "sglang" and engine_nodes(self.recipe) == 1
             shared_by = keys["admin_key"] if here else ""
-            return await push_weights(
-                client, tensors, weight_version, BUCKET_BYTES, self.recipe.rollout.tensor_parallel, shared_by
-            )
+            return await push_weights(client, tensors, weight_version, BUCKET_BYTES, rollout.tensor_parallel, shared_by)
 
     def _bytes(self, manifest: Manifest) -> Pulled:
         """This rank's buffer of a manifest, verified."""

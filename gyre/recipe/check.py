@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gyre.recipe.keys import Key
+from gyre.recipe.places import engine_nodes
 from gyre.recipe.schema import Recipe
 from gyre.recipe.units import format_seconds
 
@@ -191,6 +192,8 @@ def _rollout_layout(recipe: Recipe) -> Iterator[Problem]:
         yield key, "the reference engine runs on one device: use 1"
     if rollout.engine == "reference" and rollout.store_mb:
         yield ("rollout", "store_mb"), 'the reference engine has no store of KV pages: use 0, or engine = "sglang"'
+    if rollout.weights == "mooncake":
+        yield from _written_weights(recipe)
     if cells.gpus_per_node == 0:
         return
     gpus = cells.nodes_per_cell * cells.gpus_per_node
@@ -198,6 +201,24 @@ def _rollout_layout(recipe: Recipe) -> Iterator[Problem]:
         yield key, f"{tensor} does not divide a cell's {gpus} GPUs"
     elif cells.gpus_per_node % tensor and tensor % cells.gpus_per_node:
         yield key, f"an engine of {tensor} GPUs covers part of a node of {cells.gpus_per_node}: use a divisor"
+
+
+def _written_weights(recipe: Recipe) -> Iterator[Problem]:
+    """What stands against writing into engines' memory: another engine, and layouts whose places are not known."""
+    rollout = recipe.rollout
+    if rollout.engine == "reference":
+        yield ("rollout", "weights"), 'the reference engine takes tensors only: use "shared"'
+    for name, parts in (("data_parallel", rollout.data_parallel), ("expert_parallel", rollout.expert_parallel)):
+        if parts > 1:
+            yield ("rollout", "weights"), f'"mooncake" knows no engines with rollout.{name} = {parts}: use "shared"'
+    if engine_nodes(recipe) > 1:
+        yield ("rollout", "weights"), '"mooncake" knows no engines over several nodes: use "shared"'
+    if rollout.store_mb and recipe.cells.gpus_per_node:
+        yield (
+            ("rollout", "weights"),
+            '"mooncake" writes by TCP, and the store of KV pages (rollout.store_mb) wants RDMA on GPUs; an engine has'
+            ' one of them: use "shared", or store_mb = 0',
+        )
 
 
 def check_folders(recipe: Recipe) -> Problem | None:

@@ -107,6 +107,9 @@ class Rollout(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     store_mb: Natural = 0
     """Host memory that each engine lends to the run's store of KV pages: what one cell has read, another takes over
     at a switch. SGLang's hierarchical cache on Mooncake; 0: no store."""
+    weights: Literal["shared", "mooncake"] = "shared"
+    """How engines get a trainer's weights: they read `shared` memory of their node; or `mooncake`'s Transfer Engine
+    writes into their memory, which may be another node's."""
     executions_per_cell: Positive = 96
     """C_e: executions that a serving cell carries."""
     temperature: Annotated[float, Meta(gt=0.0)] = 1.0

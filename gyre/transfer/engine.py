@@ -1,8 +1,8 @@
-"""The one place that speaks to Mooncake: a session that registers memory and pulls from peers.
+"""The one place that speaks to Mooncake: a session that registers memory, pulls from peers and writes to them.
 
 Owns an engine of this process, its registrations, and what it knows of peers. Invariant: whatever a peer does (gone,
-frozen, restarted on its port), a pull ends within its timeouts, and memory into which a failed pull could still
-write is never used again. Status calls are made with live ids of one-entry batches only, never with 0 or a finished
+frozen, restarted on its port), a transfer ends within its timeouts, and memory that a failed one could still write or
+read is never used again. Status calls are made with live ids of one-entry batches only, never with 0 or a finished
 id; they sleep between polls, since Mooncake's own waiting burns a core. Measured for Mooncake 0.3.13.
 """
 
@@ -13,8 +13,8 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Self
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Self
 
 from gyre.errors import UserError
 from gyre.transfer.beacon import Beacon, ask
@@ -30,6 +30,14 @@ _LIVENESS_EVERY = 0.25  # seconds between two calls of the caller's liveness che
 
 Alive = Callable[[], bool]
 Landed = Callable[[int, int], None]
+
+
+class Piece(NamedTuple):
+    """Bytes that move together: `nbytes` between `offset` in a region of ours and the peer's `address`."""
+
+    offset: int
+    address: int
+    nbytes: int
 
 
 class TransferSession:
@@ -114,17 +122,18 @@ class TransferSession:
         kept = region._drop("quarantined")
         self.quarantined.append(QuarantinedRegion(region.address, region.nbytes, reason, kept))
 
-    # ---- pulling ----
+    # ---- transfers ----
 
     def check_peer(self, peer: Peer, alive: Alive | None = None) -> None:
         """Raise TransferFailed unless `peer` runs now, with its incarnation, and SessionStale if this session cannot
-        reach it because an earlier incarnation lived at its address. Never blocks for longer than the timeouts."""
+        reach it because an earlier incarnation lived at its address. Never blocks for longer than the timeouts. A peer
+        without a beacon (0: it is no session of gyre's) is judged by `alive` alone."""
         self._check_process()
         with self._lock:
             self._check_usable()
             if alive is not None and not alive():
                 raise TransferFailed(f"peer {peer.session} is declared lost")
-            answer = ask(peer.host, peer.beacon, self.timeouts.liveness)
+            answer = ask(peer.host, peer.beacon, self.timeouts.liveness) if peer.beacon else peer.incarnation
             if answer != peer.incarnation:
                 raise TransferFailed(f"peer {peer.session} restarted: incarnation {answer}, not {peer.incarnation}")
             if self._known.get(peer.session, peer.incarnation) != peer.incarnation:
@@ -147,25 +156,47 @@ class TransferSession:
         (peer gone, frozen, lost or slow); once bytes may have moved, `into` is quarantined. Raises SessionStale
         (open another session; `into` untouched) and Misuse (a closed, foreign, busy or too small region).
         """
+        self._move(peer, into, [Piece(0, address, nbytes)], False, alive, landed)
+
+    def gather(self, peer: Peer, into: Region, pieces: Sequence[Piece], *, alive: Alive | None = None) -> None:
+        """Pull pieces of the peer's memory to where they belong in `into`. Raises as `read` does."""
+        self._move(peer, into, pieces, False, alive, None)
+
+    def write(self, peer: Peer, source: Region, pieces: Sequence[Piece], *, alive: Alive | None = None) -> None:
+        """Write pieces of `source` into the peer's memory. Raises as `read` does; after a failure bytes may be there,
+        or come later, so what the peer has is unknown until it has ended or was written and read anew."""
+        self._move(peer, source, pieces, True, alive, None)
+
+    def _move(
+        self,
+        peer: Peer,
+        region: Region,
+        pieces: Sequence[Piece],
+        writing: bool,
+        alive: Alive | None,
+        landed: Landed | None,
+    ) -> None:
         self._check_process()
         with self._lock:
             self._check_usable()
-            if self._regions.get(id(into)) is not into or into.state != "live":
-                raise Misuse(f"the target is not a live region of this session ({into.state})")
-            if not 0 <= nbytes <= into.nbytes:
-                raise Misuse(f"{nbytes} bytes do not fit a region of {into.nbytes}")
+            if self._regions.get(id(region)) is not region or region.state != "live":
+                raise Misuse(f"this is not a live region of this session ({region.state})")
+            for piece in pieces:
+                if piece.nbytes < 0 or piece.offset < 0 or piece.offset + piece.nbytes > region.nbytes:
+                    raise Misuse(f"{piece.nbytes} bytes at {piece.offset} do not fit a region of {region.nbytes}")
             self.check_peer(peer, alive)
-            if nbytes == 0:
+            pieces = [piece for piece in pieces if piece.nbytes]
+            if not pieces:
                 return
             if peer.session not in self._contacted:
-                self._first_contact(peer, address)
-            into.state = "busy"
+                self._first_contact(peer, pieces[0].address)
+            region.state = "busy"
             try:
-                self._read_chunks(peer, address, into.address, nbytes, alive, landed)
+                self._move_chunks(peer, region.address, pieces, writing, alive, landed)
             except BaseException as error:  # an interrupt too leaves transfers in flight: quarantine, and pass it on
-                self._quarantine(into, str(error))
+                self._quarantine(region, str(error))
                 raise
-            into.state = "live"
+            region.state = "live"
 
     def _first_contact(self, peer: Peer, address: int) -> None:
         """Shake hands by pulling one byte into scratch, in a thread: a peer that freezes now blocks it for 60 s."""
@@ -184,9 +215,16 @@ class TransferSession:
         self._finish(outcome[0], peer, None)  # if it fails, its byte can still land: in scratch, where it may
         self._contacted.add(peer.session)
 
-    def _read_chunks(
-        self, peer: Peer, remote: int, local: int, nbytes: int, alive: Alive | None, landed: Landed | None
+    def _move_chunks(
+        self,
+        peer: Peer,
+        base: int,
+        pieces: Sequence[Piece],
+        writing: bool,
+        alive: Alive | None,
+        landed: Landed | None,
     ) -> None:
+        submit = self._engine.batch_transfer_async_write if writing else self._engine.batch_transfer_async_read
         pending: deque[tuple[int, int, int]] = deque()
 
         def finish() -> None:
@@ -195,14 +233,15 @@ class TransferSession:
             if landed is not None:
                 landed(start, size)
 
-        for start in range(0, nbytes, CHUNK):
-            if len(pending) == IN_FLIGHT:
-                finish()
-            size = min(CHUNK, nbytes - start)
-            batch = self._engine.batch_transfer_async_read(peer.session, [local + start], [remote + start], [size])
-            if batch == 0:  # and a status call with id 0 would crash the process
-                raise TransferFailed(f"peer {peer.session} refused a transfer")
-            pending.append((batch, start, size))
+        for offset, address, nbytes in pieces:
+            for start in range(0, nbytes, CHUNK):
+                if len(pending) == IN_FLIGHT:
+                    finish()
+                size = min(CHUNK, nbytes - start)
+                batch = submit(peer.session, [base + offset + start], [address + start], [size])
+                if batch == 0:  # and a status call with id 0 would crash the process
+                    raise TransferFailed(f"peer {peer.session} refused a transfer")
+                pending.append((batch, offset + start, size))
         while pending:
             finish()
 

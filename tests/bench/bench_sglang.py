@@ -1,11 +1,11 @@
-"""Real SGLang on this machine: weight updates by tensor buckets and by disk, a switch by phases, KV at a switch.
+"""Real SGLang on this machine: weight updates by tensor buckets, by Mooncake and by disk, a switch by phases, its KV.
 
     PYTHONPATH=. python tests/bench/bench_sglang.py [--rounds 5]
 
 Two servers on CPU share a store of KV pages. Weights: a random Qwen3 of about 100 M bytes, pushed in buckets of shared
-memory, in buckets that are sent, and loaded from disk, in turn. A switch: calls with long prompts are cut on one server
-and go on on the other, with what the store has, and under a salt of their own, which is what a cell without a store
-finds.
+memory, in buckets that are sent, written into the engine's memory by Mooncake, and loaded from disk, in turn. A switch:
+calls with long prompts are cut on one server and go on on the other, with what the store has, and under a salt of their
+own, which is what a cell without a store finds.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from pathlib import Path
 
 import aiohttp
 import numpy as np
+import torch
 
 from gyre.engines.client import EngineClient
 from gyre.engines.push import push_weights
 from gyre.engines.sglang.arguments import Store
 from gyre.engines.sglang.store import free_port, master_arguments
 from gyre.engines.types import GenerateRequest, Generation, new_rid
+from gyre.processes.placing import Placing
 from tests.engines.place import SHAPE, Oracle
 from tests.sglang.server import Server, add_tokenizer, launch
 
@@ -38,7 +40,6 @@ WIDE = {**SHAPE, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_laye
 
 
 def make_wide_model(folder: Path) -> str:
-    import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
@@ -56,9 +57,15 @@ async def timed(work: Callable[[], Awaitable[object]]) -> float:
 async def updates(client: EngineClient, key: str, oracle: Oracle, model: str, rounds: int) -> None:
     named = oracle.named()
     gigabytes = sum(tensor.nbytes for _, tensor in named) / 1e9
+
+    async def written(version: str) -> str:
+        with Placing("127.0.0.1", Path(model), 1, torch.float32) as placing:
+            return await push_weights(client, named, version, BUCKET, carrier=placing)
+
     ways: dict[str, Callable[[str], Awaitable[object]]] = {
         "shared memory": lambda version: push_weights(client, named, version, BUCKET, shared_by=key),
         "sent": lambda version: push_weights(client, named, version, BUCKET),
+        "mooncake": written,
         "disk": lambda version: client.update_from_disk(model, version),
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}
@@ -152,7 +159,7 @@ def main() -> None:
         store = Store(f"127.0.0.1:{port}", "bench")
         made: list[Server] = []
         try:
-            made = [launch(folder / name, model, store=store, store_mb=2048) for name in "ab"]
+            made = [launch(folder / name, model, store=store, store_mb=2048, weights="mooncake") for name in "ab"]
             for server in made:
                 server.wait_ready()
             asyncio.run(measure(made[0], made[1], Oracle(model), model, options.rounds))

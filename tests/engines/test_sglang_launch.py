@@ -13,7 +13,7 @@ import pytest
 
 from gyre.engines.launch import sglang_launch
 from gyre.engines.sglang import install as installer
-from gyre.engines.sglang.arguments import EnginePart, Store, server_arguments, server_environment
+from gyre.engines.sglang.arguments import WRITABLE, EnginePart, Store, server_arguments, server_environment
 from gyre.engines.sglang.install import COMPLETE, environment, install, interpreter
 from gyre.engines.sglang.store import free_port, master_arguments
 from gyre.errors import UserError
@@ -49,6 +49,14 @@ def test_a_server_on_gpus() -> None:
     environment = server_environment(asked, "10.0.0.7")
     assert environment["SGLANG_HOST_IP"] == "10.0.0.7"
     assert "SGLANG_USE_CPU_ENGINE" not in environment
+
+
+def test_a_server_whose_memory_is_written() -> None:
+    """By the protocol that the trainer's own sessions speak, on GPUs too."""
+    asked = recipe(8, weights="mooncake")
+    assert WRITABLE in server_arguments(asked, Path("/m"), "10.0.0.7")
+    assert server_environment(asked, "10.0.0.7")["MOONCAKE_PROTOCOL"] == "tcp"
+    assert WRITABLE not in server_arguments(recipe(8), Path("/m"), "10.0.0.7")
 
 
 def test_a_server_on_cpu_is_bounded() -> None:

@@ -6,11 +6,11 @@ import socket
 
 import pytest
 
-from gyre.engines.sglang.arguments import engine_nodes
 from gyre.ledger.job import agents_of, place_of
 from gyre.processes.address import address_of, meeting_socket, node_interface
 from gyre.processes.parts import ranks_on
 from gyre.recipe.load import load_recipe
+from gyre.recipe.places import engine_nodes
 from tests.chaos.harness import ROOT
 
 

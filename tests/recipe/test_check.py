@@ -108,6 +108,7 @@ def test_rollout_layout() -> None:
     refused("rollout.tensor_parallel", "reference engine", "rollout.engine=reference")
     small = ("rollout.engine=reference", "rollout.tensor_parallel=1", "train.routing_replay=false")
     refused("rollout.store_mb", "reference engine", *small, "rollout.store_mb=64")
+    refused("rollout.weights", "reference engine", *small, "rollout.weights=mooncake")
     load("rollout.tensor_parallel=4", "rollout.data_parallel=2", "rollout.expert_parallel=4")
     refused("rollout.data_parallel", "3 does not divide", "rollout.tensor_parallel=4", "rollout.data_parallel=3")
     refused("rollout.expert_parallel", "8 does not divide", "rollout.tensor_parallel=4", "rollout.expert_parallel=8")

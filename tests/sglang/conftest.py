@@ -36,9 +36,10 @@ def other_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def server(installed: None, tmp_path_factory: pytest.TempPathFactory, tiny_model: str) -> Iterator[Server]:
-    """The shared server: sixteen slots, context 4096. A test leaves it with the weights that it found."""
+    """The shared server: sixteen slots, context 4096, and memory that others may write. A test leaves it with the
+    weights that it found."""
     folder = tmp_path_factory.mktemp("sglang") / "shared"
-    made = launch(folder, tiny_model, "--chunked-prefill-size", "256", executions_per_cell=16)
+    made = launch(folder, tiny_model, "--chunked-prefill-size", "256", executions_per_cell=16, weights="mooncake")
     try:
         yield made.wait_ready()
     finally:
@@ -61,7 +62,7 @@ def oracle(place: Place) -> Oracle:
 def second(installed: None, tmp_path_factory: pytest.TempPathFactory, tiny_model: str) -> Iterator[Server]:
     """Another server of the same model, on two tensor-parallel ranks, with room for sixteen calls."""
     folder = tmp_path_factory.mktemp("sglang") / "second"
-    made = launch(folder, tiny_model, tensor_parallel=2, executions_per_cell=16)
+    made = launch(folder, tiny_model, tensor_parallel=2, executions_per_cell=16, weights="mooncake")
     try:
         yield made.wait_ready()
     finally:

@@ -14,6 +14,7 @@ import torch
 
 from gyre.engines.client import EngineClient
 from gyre.engines.push import push_weights
+from gyre.processes.placing import Placing
 from gyre.training.layout import Layout
 from gyre.training.settings import TrainSettings
 from gyre.training.trainer import Trainer
@@ -23,6 +24,9 @@ async def push(order: dict[str, Any], tensors: Iterable[tuple[str, torch.Tensor]
     async with aiohttp.ClientSession() as session:
         client = EngineClient(order["url"], session, order["api_key"], order["admin_key"])
         ranks = order["engine_ranks"]
+        if order["written"]:
+            with Placing("127.0.0.1", Path(order["model"]), ranks, torch.float32) as placing:
+                return await push_weights(client, tensors, order["version"], 1 << 16, carrier=placing)
         return await push_weights(client, tensors, order["version"], 1 << 16, ranks, order["admin_key"])
 
 

@@ -14,10 +14,10 @@ import pytest
 from gyre.errors import UserError
 from gyre.transfer import engine
 from gyre.transfer.beacon import Beacon
-from gyre.transfer.engine import TransferSession
+from gyre.transfer.engine import Piece, TransferSession
 from gyre.transfer.environment import Timeouts
 from gyre.transfer.errors import DigestMismatch, Misuse, SessionStale, TransferFailed
-from gyre.transfer.manifest import digest_of
+from gyre.transfer.manifest import Peer, digest_of
 from gyre.transfer.publish import BufferKey, Publisher, Puller, pull
 
 QUICK = Timeouts(liveness=1.0, contact=1.0, progress=1, transfer=10)
@@ -79,6 +79,42 @@ def test_pull_gives_the_published_bytes(session, start_publisher):
     assert digest_of(view) == buffer.digest == digest_of(payload(nbytes))
     assert view == payload(nbytes).data
     assert len(view) == nbytes
+
+
+def test_pieces_are_written_and_gathered_where_they_belong(session):
+    """Into a peer without a beacon of ours; the bytes between the pieces stay as they were."""
+    nbytes = 2 * CHUNK + 77
+    with open_session() as other:
+        there, source, back = other.allocate(nbytes), session.allocate(nbytes), session.allocate(nbytes)
+        there.array()[:] = 0
+        source.array()[:] = payload(nbytes)
+        back.array()[:] = 0
+        peer = Peer(other.peer.session, "an engine", 0)
+        pieces = [Piece(3, there.address, 5), Piece(100, there.address + 64, CHUNK + 9), Piece(0, there.address, 0)]
+        session.write(peer, source, pieces)
+        expected = np.zeros(nbytes, np.uint8)
+        expected[:5] = payload(nbytes)[3:8]
+        expected[64 : 64 + CHUNK + 9] = payload(nbytes)[100 : 100 + CHUNK + 9]
+        assert np.array_equal(there.array(), expected)
+        session.gather(peer, back, pieces)
+        wanted = np.zeros(nbytes, np.uint8)
+        wanted[3:8] = payload(nbytes)[3:8]
+        wanted[100 : 100 + CHUNK + 9] = payload(nbytes)[100 : 100 + CHUNK + 9]
+        assert np.array_equal(back.array(), wanted)
+        with pytest.raises(Misuse, match="do not fit"):
+            session.write(peer, source, [Piece(nbytes - 4, there.address, 5)])
+
+
+def test_a_write_into_memory_that_is_not_the_peers_to_give_fails(session):
+    """The source is never used again: what was asked for could still be sent."""
+    with open_session() as other:
+        there, source = other.allocate(64), session.allocate(64)
+        peer, loose = Peer(other.peer.session, "an engine", 0), np.zeros(64, np.uint8)
+        session.write(peer, source, [Piece(0, there.address, 64)])
+        with pytest.raises(TransferFailed):
+            session.write(peer, source, [Piece(0, int(loose.ctypes.data), 64)])
+        assert source.state == "quarantined"
+        assert not loose.any()
 
 
 def test_what_landed_is_told_in_order_while_the_rest_is_on_its_way(session, start_publisher):

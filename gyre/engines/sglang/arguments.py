@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from gyre.recipe.schema import Recipe
 
@@ -28,14 +29,6 @@ WHOLE = EnginePart()
 """All of an engine, on one node."""
 
 
-def engine_nodes(recipe: Recipe) -> int:
-    """Over how many nodes of its cell an engine lies. Without GPUs its ranks are spread evenly, where they can be."""
-    cells, tensor = recipe.cells, recipe.rollout.tensor_parallel
-    if cells.gpus_per_node:
-        return max(1, tensor // cells.gpus_per_node)
-    return cells.nodes_per_cell if tensor % cells.nodes_per_cell == 0 else 1
-
-
 @dataclass(frozen=True)
 class Store:
     """The store of KV pages that an engine joins: its master's host:port, and the name that keeps runs apart."""
@@ -46,6 +39,22 @@ class Store:
 
 NO_STORE = Store()
 """The engine's own prefix cache only."""
+WRITABLE = "--remote-instance-weight-loader-start-seed-via-transfer-engine"
+"""Ranks register their weights with a Transfer Engine of their own, and tell where those lie."""
+
+
+@dataclass(frozen=True)
+class Seed:
+    """A running engine whose weights another takes over when it starts: where it is, its key file, and the version that
+    those weights have."""
+
+    url: str = ""
+    keys: Path = Path()
+    version: str = ""
+
+
+NO_SEED = Seed()
+"""Weights are loaded from the model's folder."""
 STORE_PAGE = 16
 """Tokens of a page: what is read again at a switch is less than one."""
 STORE_WORTH = 64
@@ -53,7 +62,7 @@ STORE_WORTH = 64
 
 
 def server_arguments(
-    recipe: Recipe, model: Path, host: str, part: EnginePart = WHOLE, store: Store = NO_STORE
+    recipe: Recipe, model: Path, host: str, part: EnginePart = WHOLE, store: Store = NO_STORE, seed: Seed = NO_SEED
 ) -> list[str]:
     """Arguments of `sglang.launch_server`, but for the port and the keys."""
     rollout = recipe.rollout
@@ -69,6 +78,10 @@ def server_arguments(
     if rollout.memory_fraction:
         words += ["--mem-fraction-static", str(rollout.memory_fraction)]
     words += _on_cpu(recipe) if recipe.cells.gpus_per_node == 0 else ["--enable-memory-saver"]
+    if rollout.weights == "mooncake":
+        words.append(WRITABLE)
+    if seed.url:
+        words += _from_seed(seed)
     if store.master:
         words += _with_store(recipe, host, store)
     return [*words, *rollout.arguments]
@@ -86,6 +99,20 @@ def _on_cpu(recipe: Recipe) -> list[str]:
         # memory in between can leave nothing.
         words += ["--mem-fraction-static", "0.3"]
     return words
+
+
+def _from_seed(seed: Seed) -> list[str]:
+    """Each rank reads the parameters of the same rank of the running engine, by Transfer Engine."""
+    where = urlsplit(seed.url)
+    option = "--remote-instance-weight-loader-"
+    words = ["--load-format", "remote_instance", f"{option}backend", "transfer_engine"]
+    return [
+        *words,
+        f"{option}seed-instance-ip",
+        str(where.hostname),
+        f"{option}seed-instance-service-port",
+        str(where.port),
+    ]
 
 
 def _with_store(recipe: Recipe, host: str, store: Store) -> list[str]:
@@ -112,6 +139,8 @@ def server_environment(recipe: Recipe, host: str) -> dict[str, str]:
     # /health answers by itself: a token generated for it would find memory released, or wait through a pause
     quiet = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0", "PYTHONPATH": ""}
     words = {"HF_HUB_OFFLINE": "1", "SGLANG_HOST_IP": host, **quiet}
+    if recipe.rollout.weights == "mooncake":
+        words |= {"MOONCAKE_PROTOCOL": "tcp", "MC_FORCE_TCP": "1", "MC_LOG_LEVEL": "ERROR"}  # as the trainer's own
     if recipe.cells.gpus_per_node == 0:
         words |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "MC_FORCE_TCP": "1", "MC_LOG_LEVEL": "ERROR"}
         if recipe.rollout.tensor_parallel > 1:

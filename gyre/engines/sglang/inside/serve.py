@@ -22,6 +22,9 @@ import urllib.request
 from pathlib import Path
 from typing import Any, NoReturn
 
+from gyre_scheduler import SEED_KEYS, run_scheduler_process
+
+WRITABLE = "--remote-instance-weight-loader-start-seed-via-transfer-engine"
 WARM_SECONDS = 600.0
 POLL_SECONDS = 0.2
 
@@ -34,7 +37,7 @@ class Server:
         self.keys = keys
         self.guarded = False
         self.port = 0
-        self.held = socket.socket()
+        self.held, self.told = socket.socket(), socket.socket()
         self.words = words
 
     def run(self) -> None:
@@ -57,25 +60,43 @@ class Server:
         http_server.app_has_admin_force_endpoints = lambda _: True  # what asks for the gate when no key is set
         # SGLang would call its own server without a key after the warm-up; `_warm` does that.
         http_server._freeze_gc_after_server_warmup = lambda _: None
+        if WRITABLE in self.words:
+            self._tell_memory_on_loopback()
         arguments.resolve_once()
         if arguments.node_rank:
             write_aside(self.port_file, "0")
         http_server.launch_server(
-            arguments, execute_warmup_func=lambda _: self._warm(http_server), launch_callback=self._ready
+            arguments,
+            **({"run_scheduler_process_func": run_scheduler_process} if WRITABLE in self.words else {}),
+            execute_warmup_func=lambda _: self._warm(http_server),
+            launch_callback=self._ready,
         )
 
     def _parse(self) -> Any:
         from sglang.srt.server_args import prepare_server_args
 
         host = self.words[self.words.index("--host") + 1]
-        # Held until the server listens, a minute later: a port that is bound is given to nobody who asks for any, and
-        # a socket that allows its reuse and does not listen is not in the server's way.
-        self.held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.held.bind((host, 0))
-        self.port = self.held.getsockname()[1]
+        self.port = hold(self.held, host)
         self.url = f"http://{host}:{self.port}"
+        words = [*self.words, "--port", str(self.port)]
+        if WRITABLE in self.words:
+            words += ["--engine-info-bootstrap-port", str(hold(self.told, "127.0.0.1"))]
         refuse_clearly()
-        return prepare_server_args([*self.words, "--port", str(self.port)])
+        return prepare_server_args(words)
+
+    def _tell_memory_on_loopback(self) -> None:
+        """The ranks tell a server of this process where their weights lie, and whoever wants to know asks the main one.
+        That server asks for no key, and the ranks of one node look for it on loopback: there it is."""
+        from sglang.srt.entrypoints import engine
+        from sglang.srt.server_args import ServerArgs
+
+        if "--dist-init-addr" in self.words:
+            return
+        told = engine.EngineInfoBootstrapServer
+        engine.EngineInfoBootstrapServer = lambda host, port: told("127.0.0.1", port)
+        ServerArgs.engine_info_bootstrap_url = property(
+            lambda arguments: f"http://127.0.0.1:{arguments.engine_info_bootstrap_port}"
+        )
 
     def _warm(self, http_server: Any) -> bool:
         """One token, and the collector's frozen heap, as SGLang's own warm-up does it; with our keys."""
@@ -108,7 +129,16 @@ class Server:
 
     def _ready(self) -> None:
         self.held.close()
+        self.told.close()
         write_aside(self.port_file, str(self.port))
+
+
+def hold(held: socket.socket, host: str) -> int:
+    """A port until a server listens there, a minute later: one that is bound is given to nobody who asks for any, and
+    a socket that allows its reuse and does not listen is not in the server's way."""
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind((host, 0))
+    return int(held.getsockname()[1])
 
 
 def write_aside(path: Path, text: str) -> None:
@@ -154,9 +184,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="SGLang's server, as a cell's lead starts it")
     parser.add_argument("--port-file", type=Path, required=True)
     parser.add_argument("--key-file", type=Path, required=True)
+    parser.add_argument("--seed-keys", type=Path, help="key file of the engine that the weights are taken from")
     parser.add_argument("words", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     threading.Thread(target=end_with_parent, name="parent", daemon=True).start()
+    if options.seed_keys is not None:
+        os.environ[SEED_KEYS] = str(options.seed_keys)
     words = options.words[1:] if options.words[:1] == ["--"] else options.words
     Server(options.port_file, json.loads(options.key_file.read_text()), words).run()
 
