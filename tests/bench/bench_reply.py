@@ -1,11 +1,12 @@
 """The reply time that a harness sees over a switch, against no switch: real SGLang behind gyre's proxy, on CPU.
 
-    PYTHONPATH=. python tests/bench/bench_reply.py [--rounds 5] [--calls 8] [--prompt 800] [--tokens 300] [--store]
+    PYTHONPATH=. python tests/bench/bench_reply.py [--rounds 3] [--calls 8] [--prompt 400] [--tokens 120] [--store]
 
-Two servers with the same weights. In turn, `calls` streaming chat calls (new prompts each time) go by HTTP to the proxy
-and are served (a) by the first server alone, (b) by the first until every one has half of its tokens, when it switches
-away: routes move, it pauses with abort, is idle and releases its memory; the calls go on on the second. It comes back
-between the rounds. Each reply is checked: all tokens that were asked for, in the stream and in its row.
+Two servers with the same weights, a random Qwen3 of two layers. In turn, `calls` streaming chat calls (new prompts each
+time) go by HTTP to the proxy and are served (a) by the first server alone, (b) by the first until every one has half
+of its tokens, when it switches away: routes move, it pauses with abort, is idle and releases its memory; the calls go
+on on the second. It comes back between the rounds. Each reply is checked: all tokens that were asked for, in the
+stream and in its row.
 
 The proxy sends a reply when it is whole, and keep-alives until then: what the harness sees first is one of the two.
 "Tokens' gap" is the longest time in which the proxy had no token of a call after its first. `--store`: the servers
@@ -37,7 +38,6 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import aiohttp
 import numpy as np
-from bench_sglang import BUCKET, VERSION, make_wide_model
 
 from gyre.engines.client import EngineClient
 from gyre.engines.push import push_weights
@@ -54,10 +54,12 @@ from gyre.proxy.server import Proxy, ProxyExecution
 from gyre.proxy.template import load
 from tests.engines.place import Oracle
 from tests.proxy.conftest import TINY, model_folder
-from tests.sglang.server import Server, launch
+from tests.sglang.server import Server, launch, make_served_model
 from tests.sglang.switch import route
 
 CONTEXT = 4096
+BUCKET = 1 << 20
+VERSION = "1.1-aaaa"
 HEAD = 96
 """Ids of a prompt's start that tell calls apart."""
 
@@ -282,19 +284,19 @@ def stored(wanted: bool) -> Iterator[Store]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--calls", type=int, default=8)
-    parser.add_argument("--prompt", type=int, default=800, help="characters")
-    parser.add_argument("--tokens", type=int, default=300)
+    parser.add_argument("--prompt", type=int, default=400, help="characters")
+    parser.add_argument("--tokens", type=int, default=120)
     parser.add_argument("--store", action="store_true")
     told = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, stored(told.store) as store:
         folder = Path(name)
-        model = make_wide_model(folder / "model")
+        model = make_served_model(folder / "model", seed=0)
         rendered = model_folder(folder / "rendered", TINY.read_text())
         settings: dict[str, Any] = {"context": CONTEXT, "executions_per_cell": told.calls}
         if told.store:
-            settings |= {"store": store, "store_mb": 2048}
+            settings |= {"store": store, "store_mb": 64}
         servers: list[Server] = []
         try:
             for cell in ("leaves", "stays"):
