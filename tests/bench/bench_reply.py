@@ -1,6 +1,6 @@
 """The reply time that a harness sees over a switch, against no switch: real SGLang behind gyre's proxy, on CPU.
 
-    PYTHONPATH=. python tests/bench/bench_reply.py [--rounds 3] [--calls 8] [--prompt 400] [--tokens 120] [--store]
+    PYTHONPATH=. python tests/bench/bench_reply.py [--rounds 3] [--calls 8] [--prompt 400] [--tokens 120]
 
 Two servers with the same weights, a random Qwen3 of two layers. In turn, `calls` streaming chat calls (new prompts each
 time) go by HTTP to the proxy and are served (a) by the first server alone, (b) by the first until every one has half
@@ -9,8 +9,7 @@ on on the second. It comes back between the rounds. Each reply is checked: all t
 stream and in its row.
 
 The proxy sends a reply when it is whole, and keep-alives until then: what the harness sees first is one of the two.
-"Tokens' gap" is the longest time in which the proxy had no token of a call after its first. `--store`: the servers
-share a store of KV pages.
+"Tokens' gap" is the longest time in which the proxy had no token of a call after its first.
 """
 
 from __future__ import annotations
@@ -24,12 +23,11 @@ import os
 import secrets
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from array import array
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,8 +39,6 @@ import numpy as np
 
 from gyre.engines.client import EngineClient
 from gyre.engines.push import push_weights
-from gyre.engines.sglang.arguments import NO_STORE, Store
-from gyre.engines.sglang.store import free_port, master_arguments
 from gyre.engines.types import GenerateChunk, GenerateRequest
 from gyre.ledger.turns import Turn
 from gyre.ledger.turns_merge import latest_rows
@@ -224,10 +220,9 @@ def prompts(number: int, told: argparse.Namespace) -> list[str]:
 
 def report(found: dict[str, list[Seen]], told: argparse.Namespace) -> None:
     load_average = " ".join(f"{value:.1f}" for value in os.getloadavg())
-    kind = "with the store" if told.store else "without a store"
     print(
-        f"{told.rounds} rounds of {told.calls} calls, prompts of {told.prompt} characters, {told.tokens} tokens, "
-        f"{kind}; load {load_average}; all {2 * told.rounds * told.calls} replies whole"
+        f"{told.rounds} rounds of {told.calls} calls, prompts of {told.prompt} characters, {told.tokens} tokens; "
+        f"load {load_average}; all {2 * told.rounds * told.calls} replies whole"
     )
     print(f"{'median (worst), s':<20}{'no switch':>18}{'switch':>18}{'ratio of medians':>20}")
     for name, of in (
@@ -266,37 +261,18 @@ async def measure(servers: list[Server], model: str, folder: Path, told: argpars
     report(found, told)
 
 
-@contextlib.contextmanager
-def stored(wanted: bool) -> Iterator[Store]:
-    """A store's master while this lasts, if one is wanted."""
-    if not wanted:
-        yield NO_STORE
-        return
-    port = free_port("127.0.0.1")
-    argv = master_arguments("127.0.0.1", port, free_port("127.0.0.1"))
-    master = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        yield Store(f"127.0.0.1:{port}", "bench")
-    finally:
-        master.kill()
-        master.wait()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--calls", type=int, default=8)
     parser.add_argument("--prompt", type=int, default=400, help="characters")
     parser.add_argument("--tokens", type=int, default=120)
-    parser.add_argument("--store", action="store_true")
     told = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name, stored(told.store) as store:
+    with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = make_served_model(folder / "model", seed=0)
         rendered = model_folder(folder / "rendered", TINY.read_text())
         settings: dict[str, Any] = {"context": CONTEXT, "executions_per_cell": told.calls}
-        if told.store:
-            settings |= {"store": store, "store_mb": 64}
         servers: list[Server] = []
         try:
             for cell in ("leaves", "stays"):
