@@ -100,14 +100,18 @@ class Process:
     async def close(self) -> None:
         """Let go of everything; called once, however the process ends."""
 
+    async def look(self) -> None:
+        """Take in what the ledger says by now. For what must not be decided on the last poll's word."""
+        lines = self.view.poll()
+        if lines:
+            await self.on_lines(lines)
+            async with self._polled:
+                self._polled.notify_all()
+
     async def follow(self) -> None:
         """Poll the ledger until the run is stopped. The processes' one clock of discovery."""
         while True:
-            lines = self.view.poll()
-            if lines:
-                await self.on_lines(lines)
-                async with self._polled:
-                    self._polled.notify_all()
+            await self.look()
             if self.accepted and self.state.stopped is not None:
                 self.stopping.set()
                 return

@@ -441,6 +441,7 @@ class Cell(Process):
         self.committed = (order.lineage, order.step)
         self.writing = self.committed if made["writing"] else None
         boundary = order.step // self.recipe.schedule.steps_per_burst * self.recipe.schedule.steps_per_burst
+        await self.look()  # a cell may have been ordered to pull what this step would retire, while it was made
         await self.ask("retire", keep=keep_manifests(self.state, self.name, made["manifest"], boundary))
 
     async def _checkpoint(self, order: ev.CheckpointOrdered) -> None:

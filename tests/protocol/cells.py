@@ -74,6 +74,7 @@ class RankedCell(CellProc):
         self.pulling = ""
 
     def _retire(self, step: int) -> None:
+        self.sim.look(self)
         super()._retire(step)
         for cell, other in self.sim.procs.items():
             if not isinstance(other, RankedCell) or other.gone or other.pulling not in self.mine.values():

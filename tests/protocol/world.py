@@ -127,6 +127,12 @@ class Free(Sim):
         except Killed:
             self.kill(reader)
 
+    def look(self, reader: Proc) -> None:
+        """It polls the ledger now: all that was written is heard."""
+        for key, queue in self._queues.items():
+            while key[0] == id(reader) and queue:
+                self._hear(key, reader)
+
     def step(self, choice: int) -> None:
         """One action; when nothing was written for long, time passes."""
         if self.ended:
