@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator
 from typing import Literal
 
+from msgspec import structs
+
 from gyre.errors import UserError
 from gyre.ledger import events as ev
 from gyre.ledger.job import agents_of
@@ -125,17 +127,8 @@ class Nodes:
 
     def dismiss(self, part: Part) -> None:
         self._orders += 1
-        order = part.order
         part.lost("ended by its lead")
-        self._lead.say(
-            ev.PartOrdered(
-                agent=order.agent,
-                agent_incarnation=order.agent_incarnation,
-                part=order.part,
-                number=self._orders,
-                wanted=False,
-            )
-        )
+        self._lead.say(structs.replace(part.order, number=self._orders, rendezvous="", wanted=False))
 
     def hear(self, lines: list[Line]) -> None:
         """What agents say of their parts, and of themselves."""

@@ -471,20 +471,22 @@ async def test_a_verifier_has_an_image_of_its_own(lab: Any, system: Path, cache:
     assert (found.reward, found.detail) == (1.0, "")
 
 
-async def test_a_verifiers_image_that_is_not_there_is_named(lab: Any, system: Path, cache: Path) -> None:
+async def checked(lab: Any, system: Path, verifiers: str) -> tuple[str, Path, Images]:
+    """The one problem of a task whose verifier has the image `verifiers` of its own; its folder, and the images."""
     images = verifiers_image(lab, system)
     folder = lab.task(toml="", name="graded", dockerfile=BASE, test_sh=JUDGE).folder
-    (folder / "task.toml").write_text(OWN.format('docker_image = "gone:1"'))
+    (folder / "task.toml").write_text(OWN.format(f'docker_image = "{verifiers}"'))
     checks = await check_tasks(folder, lab.sandbox, lab.root, lab.limits, images=images)
     assert len(checks[0].problems) == 1
-    assert "verifier.environment.docker_image 'gone:1' is not in sandbox.images" in checks[0].problems[0]
+    return checks[0].problems[0], folder, images
+
+
+async def test_a_verifiers_image_that_is_not_there_is_named(lab: Any, system: Path, cache: Path) -> None:
+    problem, folder, images = await checked(lab, system, "gone:1")
+    assert "verifier.environment.docker_image 'gone:1' is not in sandbox.images" in problem
     assert "'gone:1'" in prepare_images(folder, images)[0].problem
 
 
 async def test_an_unknown_verifier_is_named_by_the_check(lab: Any, system: Path, cache: Path) -> None:
-    images = verifiers_image(lab, system)
-    folder = lab.task(toml="", name="graded", dockerfile=BASE, test_sh=JUDGE).folder
-    (folder / "task.toml").write_text(OWN.format('docker_image = "small:1"'))
-    checks = await check_tasks(folder, lab.sandbox, lab.root, lab.limits, images=images)
-    assert len(checks[0].problems) == 1
-    assert "user 'judge' is not in the image's /etc/passwd" in checks[0].problems[0]
+    problem, _, _ = await checked(lab, system, "small:1")
+    assert "user 'judge' is not in the image's /etc/passwd" in problem
