@@ -104,24 +104,8 @@ class Agent(Process):
             self.parts[order.part] = Running(incarnation, order.number, what, death)
 
     async def _start_ranks(self, incarnation: int, order: ev.PartOrdered) -> Ranks:
-        return await Ranks.start(
-            self.cell,
-            ranks_on(self.node, self.recipe.train.ranks, self.recipe.cells.nodes_per_cell),
-            [
-                "--run",
-                str(self.run.path),
-                "--cell",
-                self.cell,
-                "--incarnation",
-                str(incarnation),
-                "--model",
-                self.job.model,
-            ],
-            self.run.log_dir(self.job.attempt),
-            self.run.alive_path,
-            HANGS * self.recipe.local.liveness,
-            order.rendezvous,
-        )
+        numbers = ranks_on(self.node, self.recipe.train.ranks, self.recipe.cells.nodes_per_cell)
+        return await Ranks.of_cell(self, self.cell, incarnation, numbers, order.rendezvous)
 
     async def _start_engine(self, order: ev.PartOrdered) -> Child:
         if self.job.stores:

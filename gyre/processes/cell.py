@@ -21,7 +21,7 @@ from gyre.ledger import events as ev
 from gyre.ledger.layout import RunFolder
 from gyre.ledger.orders import CELL_ORDERS
 from gyre.ledger.tail import Line
-from gyre.processes.base import EXIT_RESTART, HANGS, EndProcess, Process, run_process
+from gyre.processes.base import EXIT_RESTART, EndProcess, Process, run_process
 from gyre.processes.children import Child, ChildDied
 from gyre.processes.engine_child import EngineChild
 from gyre.processes.leases import keep_manifests
@@ -130,19 +130,10 @@ class Cell(Process):
         await self.engine.start()
 
     async def _start_ranks(self) -> None:
-        arguments = ["--run", str(self.run.path), "--cell", self.name, "--incarnation", str(self.incarnation)]
         await self.nodes.come()
         with self.nodes.meeting() as (rendezvous, listener):
-            self.ranks = await Ranks.start(
-                self.name,
-                self.nodes.ranks(0),
-                [*arguments, "--model", self.job.model],
-                self.run.log_dir(self.job.attempt),
-                self.run.alive_path,
-                HANGS * self.recipe.local.liveness,
-                rendezvous,
-                listener,
-            )
+            here = self.nodes.ranks(0)
+            self.ranks = await Ranks.of_cell(self, self.name, self.incarnation, here, rendezvous, listener)
             self.ranks.parts = self.nodes.start("ranks", rendezvous)
         await self.ranks.ready()
 

@@ -8,10 +8,9 @@ kept from one push to the next, for the engine may be another by then.
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import torch
 
@@ -19,6 +18,7 @@ from gyre.engines.client import EngineClient
 from gyre.engines.errors import EngineUnavailable
 from gyre.engines.sglang.placement import Coverage, Heads, Part, parts
 from gyre.engines.types import RankMemory
+from gyre.training.architecture import read_architecture
 from gyre.transfer.engine import Piece, TransferSession
 from gyre.transfer.errors import TransferFailed
 from gyre.transfer.manifest import Peer
@@ -30,18 +30,13 @@ NO_BEACON = 0
 """SGLang's engine has no beacon of ours: that it lives is what its HTTP server says, a moment before."""
 
 
-def heads_of(model: Path) -> Heads:
-    """What config.json of a Hugging Face folder says."""
-    config: dict[str, Any] = json.loads((model / "config.json").read_text())
-    key_values = config.get("num_key_value_heads") or config["num_attention_heads"]
-    return Heads(int(key_values), int(config.get("num_experts") or 0))
-
-
 class Placing:
     """A `Carrier` of one push into an engine of `ranks` tensor-parallel ranks, whose weights are of `dtype`."""
 
     def __init__(self, host: str, model: Path, ranks: int, dtype: torch.dtype) -> None:
-        self._heads, self._ranks, self._dtype = heads_of(model), ranks, dtype
+        architecture = read_architecture(model)
+        self._heads = Heads(architecture.kv_heads, architecture.experts)
+        self._ranks, self._dtype = ranks, dtype
         self._session = TransferSession(host)
         self._source: Region | None = None
         self._back: Region | None = None

@@ -22,7 +22,7 @@ from typing import Any
 
 from gyre.errors import UserError
 from gyre.ledger.liveness import LivenessWatch, read_counter
-from gyre.processes.base import BEAT_SECONDS
+from gyre.processes.base import BEAT_SECONDS, HANGS, Process
 from gyre.processes.children import Child, ChildDied
 from gyre.processes.parts import Part
 
@@ -43,6 +43,17 @@ class Ranks:
         self._replies = asyncio.StreamReader(limit=1 << 24)
         self._turn = asyncio.Lock()
         self._watch: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def of_cell(
+        cls, process: Process, cell: str, incarnation: int, numbers: range, rendezvous: str, listener: int = -1
+    ) -> Ranks:
+        """Start those of `cell` that lie on this process's node, for that incarnation of its lead. See `start`."""
+        run, job = process.run, process.job
+        where = ["--run", str(run.path), "--cell", cell, "--incarnation", str(incarnation), "--model", job.model]
+        deadline = HANGS * process.recipe.local.liveness
+        logs = run.log_dir(job.attempt)
+        return await cls.start(cell, numbers, where, logs, run.alive_path, deadline, rendezvous, listener)
 
     @classmethod
     async def start(
