@@ -41,10 +41,13 @@ def submit(
         return
     if dry_run:
         from gyre.recipe.load import dump_toml
+        from gyre.recipe.places import describe_engines
 
         print(dump_toml(planned.recipe), end="")
         print(f"# {len(planned.tasks)} tasks, {len(planned.eval_tasks)} held out")
         print(f"# would start: supervisor, {', '.join(planned.processes)}")
+        for line in describe_engines(planned.recipe):
+            print(f"# {line}")
         return
     from gyre.launch.foreground import run_in_foreground
 

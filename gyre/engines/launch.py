@@ -21,6 +21,7 @@ from gyre.engines.sglang.arguments import (
     Store,
     server_arguments,
     server_environment,
+    visible_gpus,
 )
 from gyre.engines.sglang.install import HERE, interpreter
 from gyre.recipe.schema import Recipe
@@ -36,9 +37,11 @@ class EngineLaunch:
     key_file: Path
 
 
-def write_keys(path: Path) -> dict[str, str]:
-    """Fresh random keys, readable by the owner alone."""
+def write_keys(path: Path, weights_key: str = "") -> dict[str, str]:
+    """Fresh random keys, readable by the owner alone. `weights_key`: the secret by which an engine's ranks are given
+    weights in shared memory, one for all engines that read the same; theirs is the admin key when there is none."""
     keys = {"api_key": secrets.token_urlsafe(24), "admin_key": secrets.token_urlsafe(24)}
+    keys |= {"weights_key": weights_key} if weights_key else {}
     path.unlink(missing_ok=True)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(fd, "w") as file:
@@ -55,6 +58,7 @@ def engine_launch(
     store: Store = NO_STORE,
     part: EnginePart = WHOLE,
     seed: Seed = NO_SEED,
+    weights_key: str = "",
 ) -> EngineLaunch:
     """The recipe's engine on `host`, on a port of its own choice; its key and port files lie in `folder`.
 
@@ -62,7 +66,7 @@ def engine_launch(
     """
     if recipe.rollout.engine == "reference":
         return reference_launch(recipe, model, folder, name, host)
-    return sglang_launch(recipe, model, folder, name, host, part, store, seed)
+    return sglang_launch(recipe, model, folder, name, host, part, store, seed, weights_key)
 
 
 def sglang_launch(
@@ -74,17 +78,19 @@ def sglang_launch(
     part: EnginePart = WHOLE,
     store: Store = NO_STORE,
     seed: Seed = NO_SEED,
+    weights_key: str = "",
 ) -> EngineLaunch:
     """SGLang's server, in an environment of its own: the recipe's, or the installed one."""
     port_file, key_file = folder / f"{name}.port", folder / name
     port_file.unlink(missing_ok=True)
-    write_keys(key_file)
+    write_keys(key_file, weights_key)
     python = recipe.rollout.python or str(interpreter())
     program = [python, str(HERE / "inside" / "serve.py"), "--port-file", str(port_file), "--key-file", str(key_file)]
     if seed.url:
         program += ["--seed-keys", str(seed.keys)]
     words = server_arguments(recipe, model, host, part, store, seed)
-    return EngineLaunch([*program, "--", *words], server_environment(recipe, host), port_file, key_file)
+    environment = server_environment(recipe, host) | visible_gpus(part.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return EngineLaunch([*program, "--", *words], environment, port_file, key_file)
 
 
 def reference_launch(recipe: Recipe, model: Path, folder: Path, name: str, host: str = "127.0.0.1") -> EngineLaunch:

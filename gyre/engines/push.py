@@ -1,4 +1,4 @@
-"""The versioned weight push: how an engine comes to serve one known set of weights.
+"""The versioned weight push: how engines come to serve one known set of weights.
 
 Invariant: from the first tensor to the last check the engine is paused and reports the version `UPDATING`, so an
 interrupted push never serves mixed weights and never claims a version it does not hold; the next push heals it.
@@ -10,17 +10,18 @@ import asyncio
 import base64
 import io
 import pickle
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from gyre.engines.client import EngineClient
-from gyre.engines.errors import EngineRefused
+from gyre.engines.errors import EngineError, EngineRefused
 from gyre.engines.shared import SharedBuckets
 
 if TYPE_CHECKING:
     import torch
 
 UPDATING = "updating"
+Answer = TypeVar("Answer")
 
 
 def serialize_bucket(named_tensors: list[tuple[str, torch.Tensor]]) -> str:
@@ -76,11 +77,11 @@ class Carrier(Protocol):
 
 
 class Tensors:
-    """SGLang loads the buckets itself: from shared memory with the secret `shared_by`, else from what it is sent."""
+    """SGLang loads the buckets itself: from shared memory, which engines of one secret share, or from what it is sent."""
 
-    def __init__(self, ranks: int, shared_by: str = "") -> None:
+    def __init__(self, ranks: int, shared: SharedBuckets | None = None) -> None:
         self._ranks = ranks
-        self._serialize = SharedBuckets(shared_by).serialize if shared_by else serialize_for_all
+        self._serialize = shared.serialize if shared is not None else serialize_for_all
 
     async def prepare(self, client: EngineClient) -> None:
         """Nothing to ask."""
@@ -102,31 +103,68 @@ async def push_weights(
     shared_by: str = "",
     carrier: Carrier | None = None,
 ) -> str:
-    """Make the engine serve exactly `named_tensors` under `version`; return the engine's checksum of them.
+    """`push_to_all` for one engine; return its checksum of the weights.
 
     `shared_by`: the secret by which SGLang on this node takes them from shared memory; without one they are sent.
-    `carrier` is another way than both. Requests in flight end with partial output. On any error the engine stays paused
-    under the version `UPDATING`: push again. Raises EngineUnavailable and EngineRefused.
+    `carrier` is another way than both. Raises EngineUnavailable and EngineRefused.
     """
-    carrier = carrier or Tensors(tensor_parallel, shared_by)
-    await carrier.prepare(client)
-    await client.pause("abort")
-    await client.wait_idle()
-    await client.set_version(UPDATING)
-    await _begin(client)
-    for bucket in buckets(named_tensors, bucket_bytes):
-        await carrier.carry(client, bucket)
-    await carrier.finish()
-    await client.end_weight_update()
-    await client.flush_cache()
-    await client.set_version(version)
-    checksum = await client.weights_checksum()
-    await client.resume_generation()
+    carrier = carrier or Tensors(tensor_parallel, SharedBuckets(shared_by) if shared_by else None)
+    try:
+        (checksum,) = await push_to_all([(client, carrier)], named_tensors, version, bucket_bytes)
+    except PushFailed as failed:
+        raise failed.failures[0] from None
     return checksum
 
 
-async def _begin(client: EngineClient) -> None:
-    """Begin an update, closing first the one that an interrupted push left open."""
+class PushFailed(EngineError):
+    """`failures`: what each engine that did not take a push met, by its place in the order they were given."""
+
+    def __init__(self, failures: dict[int, EngineError]) -> None:
+        super().__init__("; ".join(str(error) for error in failures.values()))
+        self.failures = failures
+
+
+async def push_to_all(
+    engines: Sequence[tuple[EngineClient, Carrier]],
+    named_tensors: Iterable[tuple[str, torch.Tensor]],
+    version: str,
+    bucket_bytes: int,
+) -> list[str]:
+    """Make every engine serve exactly `named_tensors` under `version`, each bucket given to all at once; return the
+    engines' checksums of them.
+
+    Requests in flight end with partial output. When an engine fails, all of them stay paused under the version
+    `UPDATING`, or have the new weights: push again. Raises PushFailed.
+    """
+    await _each(engines, lambda client, carrier: carrier.prepare(client))
+    await _each(engines, lambda client, _: _open(client))
+    for bucket in buckets(named_tensors, bucket_bytes):
+        await _each(engines, lambda client, carrier, bucket=bucket: carrier.carry(client, bucket))  # type: ignore[misc]
+    return await _each(engines, lambda client, carrier: _close(client, carrier, version))
+
+
+async def _each(
+    engines: Sequence[tuple[EngineClient, Carrier]], step: Callable[[EngineClient, Carrier], Awaitable[Answer]]
+) -> list[Answer]:
+    """A step of all engines at once. It ends when each has done it or failed, so that none is in the middle of it."""
+    answers = await asyncio.gather(*(step(*engine) for engine in engines), return_exceptions=True)
+    failures = {number: answer for number, answer in enumerate(answers) if isinstance(answer, EngineError)}
+    done = []
+    for answer in answers:
+        if not isinstance(answer, BaseException):
+            done.append(answer)
+        elif not isinstance(answer, EngineError):
+            raise answer
+    if failures:
+        raise PushFailed(failures)
+    return done
+
+
+async def _open(client: EngineClient) -> None:
+    """Until the update is open; one that an interrupted push left open is closed first."""
+    await client.pause("abort")
+    await client.wait_idle()
+    await client.set_version(UPDATING)
     try:
         await client.begin_weight_update()
     except EngineRefused as refusal:
@@ -134,3 +172,14 @@ async def _begin(client: EngineClient) -> None:
             raise
         await client.end_weight_update()
         await client.begin_weight_update()
+
+
+async def _close(client: EngineClient, carrier: Carrier, version: str) -> str:
+    """From the last bucket to the engine's checksum; then it goes on."""
+    await carrier.finish()
+    await client.end_weight_update()
+    await client.flush_cache()
+    await client.set_version(version)
+    checksum = await client.weights_checksum()
+    await client.resume_generation()
+    return checksum

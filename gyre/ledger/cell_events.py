@@ -22,7 +22,7 @@ class CellEntered(JournalEvent, frozen=True):
 
 
 class EngineStarted(JournalEvent, frozen=True):
-    """An engine of the cell answers at `url`; its keys are in the 0600 file keys/`key_file`."""
+    """An engine of the cell, counted from 0, answers at `url`; its keys are in the 0600 file keys/`key_file`."""
 
     engine: int
     url: str
@@ -31,7 +31,7 @@ class EngineStarted(JournalEvent, frozen=True):
 
 
 class PartOrdered(JournalEvent, frozen=True):
-    """The lead, to the agent of a further node: start your node's part of the ranks or of the engine, or end
+    """The lead, to the agent of a further node: start your node's part of the ranks or of an engine, or end
     it.
 
     `number` counts the lead's orders; a new one ends what an older one started.
@@ -43,7 +43,22 @@ class PartOrdered(JournalEvent, frozen=True):
     number: int
     wanted: bool = True
     rendezvous: str = ""
-    """host:port on the first node where all parts meet"""
+    """host:port on the first node where all parts meet; of an engine whose first node is the agent's: empty, the agent
+    chooses"""
+    engine: int = 0
+    """of part engine: which one of the cell"""
+    key_file: str = ""
+    """of part engine: the name of its key file in keys/"""
+
+
+class PartStarted(JournalEvent, frozen=True):
+    """An agent: the engine that the lead's incarnation ordered with `number`, and whose first node is this one, has a
+    process; its other parts meet it at `rendezvous`, host:port, and on that host it will answer."""
+
+    cell_incarnation: int
+    number: int
+    rendezvous: str
+    pid: int
 
 
 class PartEnded(JournalEvent, frozen=True):

@@ -23,6 +23,7 @@ from gyre.ledger.cell_events import (
     Offered as Offered,
     PartEnded as PartEnded,
     PartOrdered as PartOrdered,
+    PartStarted as PartStarted,
     Pulled as Pulled,
     Refused as Refused,
     Serving as Serving,
@@ -421,6 +422,7 @@ Event = (
     | EngineStarted
     | StoreStarted
     | PartOrdered
+    | PartStarted
     | PartEnded
     | Serving
     | ServingEnded

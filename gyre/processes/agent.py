@@ -1,6 +1,6 @@
 """An agent: on each node of a cell after the first, it starts, watches and ends that node's parts at the lead's word.
 
-Owns the journal `agent-<cell>-<node>`, and what its node has of the trainer ranks and of the engine. Invariants: it
+Owns the journal `agent-<cell>-<node>`, and what its node has of the trainer ranks and of engines. Invariants: it
 obeys the newest incarnation of its cell's lead alone; when that one is succeeded, or stands still, its parts are ended;
 a part that ends by itself is told once. Parts end with the agent, through its pipes.
 """
@@ -13,8 +13,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from gyre.engines.launch import sglang_launch
+from gyre.engines.launch import engine_launch
 from gyre.engines.sglang.arguments import NO_STORE, EnginePart, Store
+from gyre.engines.sglang.store import free_port
 from gyre.errors import UserError
 from gyre.ledger import events as ev
 from gyre.ledger.job import place_of
@@ -26,7 +27,7 @@ from gyre.processes.base import BEAT_SECONDS, HANGS, Process, run_process
 from gyre.processes.children import Child
 from gyre.processes.parts import ranks_on
 from gyre.processes.ranks import Ranks
-from gyre.recipe.places import engine_nodes
+from gyre.recipe.places import engine_places
 
 log = logging.getLogger("gyre")
 
@@ -47,7 +48,8 @@ class Agent(Process):
     def __init__(self, run: RunFolder, name: str) -> None:
         super().__init__(run, name)
         self.cell, self.node = place_of(name)
-        self.parts: dict[str, Running] = {}
+        self.parts: dict[tuple[str, int], Running] = {}
+        """By kind, and which engine."""
         self.orders: asyncio.Queue[tuple[int, ev.PartOrdered]] = asyncio.Queue()
         self._leads = LivenessWatch(time.monotonic, HANGS * self.recipe.local.liveness)
 
@@ -81,59 +83,70 @@ class Agent(Process):
         """What has ended is told; what nobody wants any more is ended."""
         self._leads.observe(self.cell, read_counter(self.run.alive_path(self.cell)))
         silent = self._leads.dead(self.cell)
-        for kind, part in list(self.parts.items()):
+        for which, part in list(self.parts.items()):
             if part.death.done():
                 reason = part.death.result()
-                await self._end(kind)
+                await self._end(which)
                 if isinstance(reason, UserError):
                     raise reason
                 log.error("%s", reason)
                 self.say(ev.PartEnded(cell_incarnation=part.cell_incarnation, number=part.number, reason=str(reason)))
             elif silent or part.cell_incarnation != self.lead:
-                log.info("%s %s: ending its %s", self.cell, "stands still" if silent else "began afresh", kind)
-                await self._end(kind)
+                log.info("%s %s: ending its %s", self.cell, "stands still" if silent else "began afresh", which[0])
+                await self._end(which)
 
     async def _obey(self, incarnation: int, order: ev.PartOrdered) -> None:
         if incarnation != self.lead:
             return
         log.info("%s", order)
-        await self._end(order.part)
+        which = (order.part, order.engine)
+        await self._end(which)
         if order.wanted:
-            what = await (self._start_ranks(incarnation, order) if order.part == "ranks" else self._start_engine(order))
+            start = self._start_ranks if order.part == "ranks" else self._start_engine
+            what: Ranks | Child = await start(incarnation, order)
             death: asyncio.Task[UserError | Exception] = asyncio.create_task(what.death())
-            self.parts[order.part] = Running(incarnation, order.number, what, death)
+            self.parts[which] = Running(incarnation, order.number, what, death)
 
     async def _start_ranks(self, incarnation: int, order: ev.PartOrdered) -> Ranks:
         numbers = ranks_on(self.node, self.recipe.train.ranks, self.recipe.cells.nodes_per_cell)
         return await Ranks.of_cell(self, self.cell, incarnation, numbers, order.rendezvous)
 
-    async def _start_engine(self, order: ev.PartOrdered) -> Child:
+    async def _start_engine(self, incarnation: int, order: ev.PartOrdered) -> Child:
+        """An engine has one name on its first node, wherever that is; its parts elsewhere have the agent's too."""
         if self.job.stores:
             await self.until(lambda: self.state.store)
-        name = f"{self.name}-engine"
+        place, host = engine_places(self.recipe)[order.engine], node_address()
+        at = place.nodes.index(self.node)
+        rendezvous = order.rendezvous or f"{host}:{free_port(host)}"
+        name = f"{self.name if at else self.cell}-engine-{order.engine}"
         for old in self.run.keys.glob(f"{name}.*"):
             old.unlink(missing_ok=True)
-        launch = sglang_launch(
+        launch = engine_launch(
             self.recipe,
             Path(self.job.model),
             self.run.keys,
-            f"{name}.{order.number}",
-            node_address(),
-            EnginePart(engine_nodes(self.recipe), self.node, order.rendezvous),
+            order.key_file,
+            host,
             Store(self.state.store, self.run.path.name) if self.job.stores else NO_STORE,
+            EnginePart(len(place.nodes), at, rendezvous, place.gpus),
         )
         log_file = self.run.log_dir(self.job.attempt) / f"{name}.log"
-        return await Child.start(name, launch.argv, log_file, {**launch.env, **node_interface()})
+        child = await Child.start(name, launch.argv, log_file, {**launch.env, **node_interface()})
+        if not at:
+            self.say(
+                ev.PartStarted(cell_incarnation=incarnation, number=order.number, rendezvous=rendezvous, pid=child.pid)
+            )
+        return child
 
-    async def _end(self, kind: str) -> None:
-        part = self.parts.pop(kind, None)
+    async def _end(self, which: tuple[str, int]) -> None:
+        part = self.parts.pop(which, None)
         if part is not None:
             part.death.cancel()
             await part.what.end()
 
     async def close(self) -> None:
-        for kind in list(self.parts):
-            await self._end(kind)
+        for which in list(self.parts):
+            await self._end(which)
 
 
 if __name__ == "__main__":

@@ -12,22 +12,19 @@ import logging
 import time
 from collections import deque
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from gyre.engines.errors import EngineError
-from gyre.engines.sglang.arguments import Store
 from gyre.ledger import events as ev
 from gyre.ledger.layout import RunFolder
 from gyre.ledger.orders import CELL_ORDERS
 from gyre.ledger.tail import Line
 from gyre.processes.base import EXIT_RESTART, EndProcess, Process, run_process
 from gyre.processes.children import Child, ChildDied
-from gyre.processes.engine_child import EngineChild
+from gyre.processes.gang import Gang
 from gyre.processes.leases import keep_manifests
-from gyre.processes.parts import Nodes
+from gyre.processes.parts import Nodes, Part
 from gyre.processes.ranks import Ranks
-from gyre.processes.seeds import seed_of
 
 log = logging.getLogger("gyre")
 
@@ -40,7 +37,7 @@ WRITING_SECONDS = 1.0
 class EngineEnded:
     """What the lead tells itself: this engine has ended. Whether that matters is seen when its turn comes."""
 
-    child: Child
+    child: Child | Part
 
 
 class Cell(Process):
@@ -48,10 +45,9 @@ class Cell(Process):
 
     def __init__(self, run: RunFolder, name: str) -> None:
         super().__init__(run, name)
-        logs, model = run.log_dir(self.job.attempt), Path(self.job.model)
-        self.engine = EngineChild(run, self.recipe, model, f"{name}-engine-0", logs / f"{name}-engine-0.log")
+        self.nodes = Nodes(self)
+        self.gang = Gang(self, self.nodes)
         self.ranks: Ranks | None = None
-        self.nodes = self.engine.nodes = Nodes(self)
         self.orders: deque[Any] = deque()
         self.news = asyncio.Event()
         self.current: ev.CellState = "starting"
@@ -105,10 +101,9 @@ class Cell(Process):
 
     async def work(self) -> None:
         try:
-            await asyncio.gather(self._start_engine(), self._start_ranks())
-            self._announce_engine()
+            await asyncio.gather(self.gang.start(), self._start_ranks())
             self.enter("ready")
-            watches = [asyncio.create_task(self._watch_engine()), asyncio.create_task(self.nodes.watch())]
+            watches = [asyncio.create_task(self.gang.watch(self._hear_end)), asyncio.create_task(self.nodes.watch())]
             try:
                 await self._obey()
             finally:
@@ -118,23 +113,12 @@ class Cell(Process):
             self.enter("failed", detail=str(error))
             raise EndProcess(EXIT_RESTART, str(error)) from error
 
-    async def _start_engine(self, version: str = "") -> None:
-        """The store of KV pages, if the run has one, comes first: an engine joins it when it starts. Weights are those
-        of another cell's engine that serves `version`, where engines can take them from each other."""
-        if self.job.stores:
-            await self.until(lambda: self.state.store)
-            self.engine.store = Store(self.state.store, self.run.path.name)
-        if self.recipe.rollout.weights == "mooncake":
-            self.engine.seed = seed_of(self.state, self.run, self.name, version)
-        await self.nodes.come()
-        await self.engine.start()
-
     async def _start_ranks(self) -> None:
         await self.nodes.come()
         with self.nodes.meeting() as (rendezvous, listener):
             here = self.nodes.ranks(0)
             self.ranks = await Ranks.of_cell(self, self.name, self.incarnation, here, rendezvous, listener)
-            self.ranks.parts = self.nodes.start("ranks", rendezvous)
+            self.ranks.parts = self.nodes.start_ranks(rendezvous)
         await self.ranks.ready()
 
     async def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
@@ -142,27 +126,20 @@ class Cell(Process):
             raise ChildDied(f"{self.name} has no trainer ranks")
         return await self.ranks.ask(op, **arguments)
 
-    def _announce_engine(self) -> None:
-        pid = self.engine.child.pid if self.engine.child is not None else 0
-        self.say(ev.EngineStarted(engine=0, url=self.engine.url, key_file=self.engine.key_file, pid=pid))
+    def _hear_end(self, child: Child | Part) -> None:
+        self.orders.append(EngineEnded(child))
+        self.news.set()
 
-    async def _watch_engine(self) -> None:
-        """Tell the lead, once, of each engine that ends."""
-        told: Child | None = None
-        while True:
-            child = self.engine.child
-            if child is not None and child is not told:
-                await child.wait()
-                told = child
-                self.orders.append(EngineEnded(child))
-                self.news.set()
-            await asyncio.sleep(RETRY_SECONDS)
-
-    async def _engine_ended(self, child: Child) -> None:
-        """One that should serve is started again, with its weights; in other roles that waits for the next serving."""
-        if self.engine.child is child and self.current == "rollout" and self.served is not None:
-            log.error("%s ended with status %s", child.name, child.process.returncode)
-            await self._serve_role(self.served)
+    async def _engine_ended(self, child: Child | Part) -> None:
+        """One that should serve is started again, with its weights; in other roles that waits for the next serving.
+        The others of its cell give their memory back first: what comes in needs its place."""
+        order = self.served
+        if self.gang.has(child) and self.current == "rollout" and order is not None:
+            log.error("%s has ended while it served", child.name)
+            self.say(ev.ServingEnded())
+            await self.gang.drain()
+            await self.gang.release()
+            await self._serve_role(order)
 
     async def _watch_ranks(self) -> None:
         if self.ranks is not None:
@@ -230,7 +207,7 @@ class Cell(Process):
         )
 
     async def _train_role(self, order: ev.TrainOrdered) -> None:
-        if self.current == "rollout" or self.engine_holds_memory:
+        if self.current == "rollout" or self.gang.holds_memory:
             await self._leave_rollout()
         if self.lineage != order.lineage:
             self.enter("joining")
@@ -240,21 +217,13 @@ class Cell(Process):
         self.summing = (order.lineage, order.step)
         self.enter("training", order.lineage, order.step)
 
-    @property
-    def engine_holds_memory(self) -> bool:
-        return self.engine.running and not self.engine.released
-
     async def _leave_rollout(self) -> None:
         self.enter("draining")
         self.say(ev.ServingEnded())
         self.served = None
-        try:
-            await self.engine.drain()
-            self.enter("releasing")
-            await self.engine.release()
-        except EngineError as error:
-            log.error("%s does not release its memory (%s): ending it", self.engine.name, error)
-            await self.engine.close()
+        await self.gang.drain()
+        self.enter("releasing")
+        await self.gang.release()
         await self._move("onload")
 
     async def _serve_role(self, order: ev.ServeOrdered) -> None:
@@ -270,13 +239,12 @@ class Cell(Process):
         await self._move("offload", weights=False)
         for _ in range(3):
             try:
-                await self._push(order)
+                await self.gang.push(self.ask, order)
                 break
             except EngineError as error:
-                log.error("weights did not reach %s: %s", self.engine.name, error)
-                await self.engine.close()
+                log.error("weights did not reach the engines: %s", error)
         else:
-            raise ChildDied(f"{self.engine.name} does not take its weights")
+            raise ChildDied(f"engines of {self.name} do not take their weights")
         await self._move("offload", weights=True)
         self.served = order
         self.say(ev.Serving(lineage=order.lineage, version=order.version, weight_version=order.weight_version))
@@ -286,26 +254,6 @@ class Cell(Process):
         """Give the trainer's device memory away, or take it back; what that cost is in the log."""
         moved = await self.ask(op, **arguments)
         log.info("%s: %d bytes in %.3f s, %d free afterwards", op, moved["nbytes"], moved["seconds"], moved["free"])
-
-    async def _push(self, order: ev.ServeOrdered) -> None:
-        if not self.engine.running:
-            await self._start_engine(order.weight_version)
-            self._announce_engine()
-        await self.engine.resume()
-        if self.engine.loaded == order.weight_version:
-            return
-        self.engine.loaded = ""
-        pushed = await self.ask(
-            "push",
-            manifest=order.manifest,
-            url=self.engine.url,
-            key_file=self.engine.key_file,
-            weight_version=order.weight_version,
-        )
-        if "engine_failed" in pushed:
-            raise EngineError(pushed["engine_failed"])
-        if await self.engine.version() != order.weight_version:
-            raise EngineError(f"{self.engine.name} does not report {order.weight_version}")
 
     async def _pull(self, manifest: str, lineage: int, step: int) -> bool:
         """Pull, again and again while the publisher may come back; False when a newer role order has arrived."""
@@ -443,7 +391,7 @@ class Cell(Process):
         if self.writing == self.committed:
             await self._look_after_checkpoint(wait=True)
             return
-        if self.current == "rollout" or self.engine_holds_memory:
+        if self.current == "rollout" or self.gang.holds_memory:
             await self._leave_rollout()
         await self.ask(
             "checkpoint",
@@ -461,7 +409,7 @@ class Cell(Process):
             self.say(ev.Checkpointed(lineage=lineage, step=step))
 
     async def close(self) -> None:
-        await self.engine.close()
+        await self.gang.close()
         if self.ranks is not None:
             await self.ranks.end()
 

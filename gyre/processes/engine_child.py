@@ -1,6 +1,6 @@
 """One engine of a cell, as its lead sees it: the process, its client, and the moves of a role switch.
 
-Owns the engine's process and keys. Invariants: memory is released only when nothing runs in the engine; a push of
+Owns the engine's process and keys; the process may be one that an agent runs on a further node. Invariants: memory is released only when nothing runs in the engine; a push of
 weights is whole or the engine serves nothing; each start has key and port files of its own, so a predecessor that is
 still on its way out is never taken for it; an engine that answers nothing any more is ended, so that its lead sees it.
 """
@@ -19,14 +19,14 @@ import aiohttp
 from gyre.engines.client import EngineClient, vocabulary
 from gyre.engines.errors import EngineError, EngineUnavailable
 from gyre.engines.launch import engine_launch
-from gyre.engines.sglang.arguments import NO_SEED, NO_STORE, WHOLE, EnginePart, Seed
+from gyre.engines.sglang.arguments import NO_SEED, NO_STORE, EnginePart, Seed
 from gyre.engines.sglang.store import free_port
 from gyre.errors import UserError
 from gyre.ledger.layout import RunFolder
 from gyre.processes.address import node_address, node_interface
 from gyre.processes.children import EXIT_USER_ERRORS, Child, ChildDied
 from gyre.processes.parts import Nodes, Part
-from gyre.recipe.places import engine_nodes
+from gyre.recipe.places import EnginePlace
 from gyre.recipe.schema import Recipe
 
 log = logging.getLogger("gyre")
@@ -38,11 +38,25 @@ ASK_SECONDS = 2.0
 
 
 class EngineChild:
-    """Start it with `start`; `url` and `key_file` are what proxies need to reach it."""
+    """Start it with `start`; `url` and `key_file` are what proxies need to reach it.
 
-    def __init__(self, run: RunFolder, recipe: Recipe, model: Path, name: str, log_file: Path) -> None:
+    `nodes`: the cell's further nodes, where `place` has any. `weights_key`: the secret by which its weights are shared.
+    """
+
+    def __init__(
+        self,
+        run: RunFolder,
+        recipe: Recipe,
+        model: Path,
+        name: str,
+        log_file: Path,
+        place: EnginePlace | None = None,
+        nodes: Nodes | None = None,
+        weights_key: str = "",
+    ) -> None:
         self.run, self.recipe, self.model, self.name, self.log_file = run, recipe, model, name, log_file
-        self.child: Child | None = None
+        self.place = place or EnginePlace()
+        self.child: Child | Part | None = None
         self.url = ""
         self.key_file = ""
         """Name of the file in keys/; a proxy that finds it gone waits for the next announcement."""
@@ -53,8 +67,7 @@ class EngineChild:
         """The running engine whose weights it takes over at its next start."""
         self.loaded = ""
         """The version that it has from another engine, until it is pushed one or releases its memory."""
-        self.nodes: Nodes | None = None
-        """The cell's further nodes, for an engine that lies on several."""
+        self._nodes, self._weights_key = nodes, weights_key
         self._parts: list[Part] = []
         self._ending: list[asyncio.Task[None]] = []
         self._session: aiohttp.ClientSession | None = None
@@ -71,13 +84,18 @@ class EngineChild:
             raise RuntimeError(f"{self.name} has not started")
         return self._client
 
+    @property
+    def shares(self) -> bool:
+        """Does memory of the cell's first node, where weights are given, reach all of it, and can it read there?"""
+        return self.recipe.rollout.engine == "sglang" and self.place.nodes == range(1)
+
     async def start(self) -> None:
         """Launch and wait until it answers, within the recipe's start timeout. Raises ChildDied.
 
         With the weights of `seed`, if that can give them: `loaded` says so then. Otherwise its weights are its
         folder's, or unknown, and are to be pushed.
         """
-        if not (self.seed.url and await self._start_from(self.seed)):
+        if not (self.seed.url and self._here and await self._start_from(self.seed)):
             await self._launch(NO_SEED)
 
     async def _start_from(self, seed: Seed) -> bool:
@@ -101,60 +119,89 @@ class EngineChild:
         log.info("%s was started from %s: %s", self.name, seed.url, self.loaded or "its weights are not those")
         return self.running
 
+    @property
+    def _here(self) -> bool:
+        """Is its first node this one?"""
+        return self.place.nodes[0] == 0
+
     async def _launch(self, seed: Seed) -> None:
         await self.close()
-        for old in self.run.keys.glob(f"{self.name}.*"):
-            old.unlink(missing_ok=True)
         self.key_file = f"{self.name}.{secrets.token_hex(4)}"
-        part = self._start_parts()
-        where = (self.run.keys, self.key_file, node_address())
-        launch = engine_launch(self.recipe, self.model, *where, self.store, part, seed)
-        meeting = node_interface() if self._parts else {}
-        self.child = await Child.start(self.name, launch.argv, self.log_file, {**launch.env, **meeting})
-        self._ending = [asyncio.create_task(self._end_with(lost, self.child)) for lost in self._parts]
+        host = await (self._launch_here(seed) if self._here else self._launch_there())
+        child = self.child
+        if child is None:
+            raise ChildDied(f"{self.name} was closed before it had started")
+        self._ending = [asyncio.create_task(self._end_with(lost, child)) for lost in self._parts]
         try:
-            port = await asyncio.wait_for(self._port(launch.port_file), self.recipe.rollout.start_timeout)
+            port = await asyncio.wait_for(self._port(), self.recipe.rollout.start_timeout)
         except TimeoutError:
             raise ChildDied(f"{self.name} did not answer in rollout.start_timeout; see {self.log_file}") from None
-        self.url = f"http://{node_address()}:{port}"
-        keys = json.loads(launch.key_file.read_text())
+        self.url = f"http://{host}:{port}"
+        keys = json.loads((self.run.keys / self.key_file).read_text())
         self._session = aiohttp.ClientSession()
         self._client = EngineClient(self.url, self._session, keys["api_key"], keys["admin_key"], vocabulary(self.model))
         self.released = False
-        self._watch = asyncio.create_task(self._end_when_silent(self.child, self._client))
+        self._watch = asyncio.create_task(self._end_when_silent(child, self._client))
 
-    def _start_parts(self) -> EnginePart:
-        """Order the engine's parts on further nodes, if it has any; which part is ours."""
-        span = engine_nodes(self.recipe)
-        if self.nodes is None or span == 1:
-            return WHOLE
-        rendezvous = f"{node_address()}:{free_port(node_address())}"
-        self._parts = self.nodes.start("engine", rendezvous, span)
-        return EnginePart(span, 0, rendezvous)
+    async def _launch_here(self, seed: Seed) -> str:
+        """Start its process, and order its parts elsewhere; the address on which it will answer."""
+        for old in self.run.keys.glob(f"{self.name}.*"):
+            old.unlink(missing_ok=True)
+        host, nodes = node_address(), len(self.place.nodes)
+        rendezvous = f"{host}:{free_port(host)}" if nodes > 1 else ""
+        self._order_parts(rendezvous)
+        part = EnginePart(nodes, 0, rendezvous, self.place.gpus)
+        where = (self.run.keys, self.key_file, host)
+        launch = engine_launch(self.recipe, self.model, *where, self.store, part, seed, self._weights_key)
+        meeting = node_interface() if self._parts else {}
+        self.child = await Child.start(self.name, launch.argv, self.log_file, {**launch.env, **meeting})
+        return host
 
-    async def _end_with(self, part: Part, child: Child) -> None:
+    async def _launch_there(self) -> str:
+        """Order all of it from agents, the first part first: that one says where the others meet it, and it answers on
+        that host too."""
+        if self._nodes is None:
+            raise RuntimeError(f"{self.name} lies on a further node, and there is none")
+        self.child = first = self._nodes.start_engine(self.place.nodes[0], self.place.engine, self.key_file)
+        said = await first.started
+        if said is None:
+            raise await self._death(first)
+        self._order_parts(said.rendezvous)
+        return said.rendezvous.rpartition(":")[0]
+
+    def _order_parts(self, rendezvous: str) -> None:
+        """Order the engine's parts on nodes after its first, if it has any."""
+        nodes, engine = self._nodes, self.place.engine
+        if nodes is not None:
+            for node in self.place.nodes[1:]:
+                key_file = f"{nodes.agents[node - 1]}-engine-{engine}.{secrets.token_hex(4)}"
+                self._parts.append(nodes.start_engine(node, engine, key_file, rendezvous))
+
+    async def _end_with(self, part: Part, child: Child | Part) -> None:
         """The engine ends with any of its parts: the others would wait for that one."""
         await part.wait()
         if child.running:
             log.error("%s: %s; ending the rest", self.name, part.reason)
             await child.end()
 
-    async def _port(self, port_file: Path) -> int:
+    async def _port(self) -> int:
+        port_file = self.run.keys / f"{self.key_file}.port"
         while not port_file.exists():
             if self.child is not None and not self.running:
                 raise await self._death(self.child)
             await asyncio.sleep(START_POLL)
         return int(port_file.read_text())
 
-    async def _death(self, child: Child) -> Exception:
+    async def _death(self, child: Child | Part) -> Exception:
         """Why it did not start. A server says what a user can mend in its last line, "error: ..."."""
         code = await child.wait()
-        last = (self.log_file.read_text(errors="replace").strip().splitlines() or [""])[-1]
+        said = self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
+        last = (said.strip().splitlines() or [""])[-1]
         if code in EXIT_USER_ERRORS and last.startswith("error: "):
             return UserError(f"{self.name}: {last.removeprefix('error: ')}", code=code)
         return ChildDied(f"{self.name} ended with status {code} before it answered; see {self.log_file}")
 
-    async def _end_when_silent(self, child: Child, client: EngineClient) -> None:
+    async def _end_when_silent(self, child: Child | Part, client: EngineClient) -> None:
         """A server whose scheduler hangs still has a process: ask it, and end it when it has said nothing for long."""
         loop, limit = asyncio.get_running_loop(), self.recipe.rollout.liveness
         heard = loop.time()

@@ -33,6 +33,9 @@ class Part:
 
     def __init__(self, nodes: Nodes, order: ev.PartOrdered) -> None:
         self.order = order
+        self.name = f"{order.part} of {order.agent}"
+        self.started: asyncio.Future[ev.PartStarted | None] = asyncio.get_running_loop().create_future()
+        """What its agent said of an engine that it began; None when it ended before that."""
         self.ended = asyncio.Event()
         self.reason = ""
         self._nodes = nodes
@@ -51,14 +54,25 @@ class Part:
         return ChildDied(self.reason)
 
     async def end(self) -> None:
-        """Tell the agent to end it. Nobody waits: the next order of its kind ends it too."""
+        """Tell the agent to end it. Nobody waits: the next order of its kind, and engine, ends it too."""
         if self.running:
             with contextlib.suppress(UserError):  # the disk may be full; the agent sees the lead's own end as well
                 self._nodes.dismiss(self)
 
     def lost(self, reason: str) -> None:
         self.reason = self.reason or reason
+        self.began(None)
         self.ended.set()
+
+    def began(self, said: ev.PartStarted | None) -> None:
+        if not self.started.done():
+            self.started.set_result(said)
+
+    @property
+    def pid(self) -> int:
+        """Of the process, on its node; 0 when nobody has said."""
+        said = self.started.result() if self.started.done() else None
+        return said.pid if said is not None else 0
 
 
 class Nodes:
@@ -105,12 +119,18 @@ class Nodes:
         with meeting_socket() as listener:
             yield address_of(listener), listener.fileno()
 
-    def start(self, part: Literal["ranks", "engine"], rendezvous: str, span: int = 0) -> list[Part]:
-        """Order this part on every further node, or on those of the first `span` nodes."""
-        self._orders += 1
-        return [self._start(agent, part, rendezvous) for agent in self.agents[: (span or self.nodes) - 1]]
+    def start_ranks(self, rendezvous: str) -> list[Part]:
+        """Order them on every further node."""
+        return [self._start(agent, "ranks", rendezvous) for agent in self.agents]
 
-    def _start(self, agent: str, part: Literal["ranks", "engine"], rendezvous: str) -> Part:
+    def start_engine(self, node: int, engine: int, key_file: str, rendezvous: str = "") -> Part:
+        """Order a node's part of an engine; without a rendezvous, the part that the others are to meet."""
+        return self._start(self.agents[node - 1], "engine", rendezvous, engine, key_file)
+
+    def _start(
+        self, agent: str, part: Literal["ranks", "engine"], rendezvous: str, engine: int = 0, key_file: str = ""
+    ) -> Part:
+        self._orders += 1
         made = Part(
             self,
             ev.PartOrdered(
@@ -119,6 +139,8 @@ class Nodes:
                 part=part,
                 number=self._orders,
                 rendezvous=rendezvous,
+                engine=engine,
+                key_file=key_file,
             ),
         )
         self._parts.append(made)
@@ -141,11 +163,14 @@ class Nodes:
                 if isinstance(event, ev.Opened) and line.incarnation > order.agent_incarnation:
                     part.lost(f"{order.agent} has ended, and the cell's {order.part} with it")
                 elif (
-                    isinstance(event, ev.PartEnded)
+                    isinstance(event, ev.PartStarted | ev.PartEnded)
                     and (event.cell_incarnation, event.number) == (self._lead.incarnation, order.number)
                     and line.incarnation == order.agent_incarnation
                 ):
-                    part.lost(event.reason)
+                    if isinstance(event, ev.PartStarted):
+                        part.began(event)
+                    else:
+                        part.lost(event.reason)
         self._parts = [part for part in self._parts if part.running]
 
     async def watch(self) -> None:

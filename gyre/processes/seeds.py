@@ -11,15 +11,16 @@ from gyre.ledger.layout import RunFolder
 from gyre.ledger.state import RunState
 
 
-def seed_of(state: RunState, run: RunFolder, cell: str, version: str = "") -> Seed:
-    """The first other cell's engine that serves `version` ("": the newest that any serves), or NO_SEED."""
+def seed_of(state: RunState, run: RunFolder, cell: str, version: str = "", engine: int = 0) -> Seed:
+    """The first other cell's engine that serves `version` ("": the newest that any serves), or NO_SEED. An `engine` of
+    a cell takes them from its like, so that one does not give them all."""
     found = []
     for name in sorted(state.cells):
         other = state.cell(name)
-        if name == cell or other is None or other.serving is None or 0 not in other.engines:
+        if name == cell or other is None or other.serving is None or engine not in other.engines:
             continue
         if version in ("", other.serving.weight_version):
-            engine, serving = other.engines[0], other.serving
+            giver, serving = other.engines[engine], other.serving
             newest = (serving.lineage, serving.version)
-            found.append((newest, Seed(engine.url, run.keys / engine.key_file, serving.weight_version)))
+            found.append((newest, Seed(giver.url, run.keys / giver.key_file, serving.weight_version)))
     return max(found, key=lambda one: one[0])[1] if found else NO_SEED

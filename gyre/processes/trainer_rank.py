@@ -26,8 +26,8 @@ import torch
 import torch.distributed as dist
 
 from gyre.engines.client import EngineClient
-from gyre.engines.errors import EngineError
-from gyre.engines.push import push_weights
+from gyre.engines.push import Carrier, PushFailed, Tensors, push_to_all
+from gyre.engines.shared import SharedBuckets
 from gyre.errors import UserError
 from gyre.ledger.checkpoints import CheckpointMeta, chosen, prune
 from gyre.ledger.layout import RunFolder
@@ -38,7 +38,6 @@ from gyre.processes.base import BEAT_SECONDS, user_error
 from gyre.processes.children import say_last_words
 from gyre.processes.placing import Placing
 from gyre.recipe.load import load_recipe
-from gyre.recipe.places import engine_nodes
 from gyre.training.batch import MicroStepBatch
 from gyre.training.layout import Layout
 from gyre.training.memory import Moved
@@ -122,33 +121,40 @@ class Rank:
         self._hold(found)
         return {"nbytes": len(data), "seconds": time.monotonic() - began}
 
-    def push(self, manifest: str, url: str, key_file: str, weight_version: str) -> dict[str, Any]:
-        """Give an engine the weights of `manifest`, which this rank's model must hold."""
+    def push(self, manifest: str, engines: list[dict[str, Any]], weight_version: str) -> dict[str, Any]:
+        """Give engines the weights of `manifest`, which this rank's model must hold. Each has a name, url, key_file,
+        and says whether shared memory reaches it (`shares`). The answer names those that failed, and why."""
         if self.holds != manifest:
             raise RuntimeError(f"asked to push {manifest} while holding {self.holds or 'unpublished weights'}")
-        tensors, answer = iter(self.trainer.hf_tensors()), {}
+        answer: dict[str, Any] = {}
+        tensors = iter(self.trainer.hf_tensors())
         if self.layout.rank == 0:
             try:
-                answer = {"checksum": asyncio.run(self._push(tensors, url, key_file, weight_version))}
-            except EngineError as error:  # it may have died of anything: its lead starts it again
-                answer = {"engine_failed": str(error)}
+                answer = {"checksums": asyncio.run(self._push(tensors, engines, weight_version))}
+            except PushFailed as failed:  # they may have died of anything: their lead starts them again
+                answer = {"engines_failed": {engines[at]["name"]: str(error) for at, error in failed.failures.items()}}
         for _ in tensors:  # the other ranks' part of the collective, and of what an engine did not take
             pass
         return answer
 
-    async def _push(self, tensors: Any, url: str, key_file: str, weight_version: str) -> str:
-        keys = json.loads((self.run.keys / key_file).read_text())
+    async def _push(self, tensors: Any, engines: list[dict[str, Any]], weight_version: str) -> list[str]:
+        """SGLang reads what it is offered in this node's memory; the reference engine, and engines that lie elsewhere
+        too, read what they are sent; or Mooncake writes it into their memory."""
+        rollout = self.recipe.rollout
+        keys = [json.loads((self.run.keys / engine["key_file"]).read_text()) for engine in engines]
+        secrets = [own["weights_key"] for own, engine in zip(keys, engines, strict=True) if engine["shares"]]
+        shared = SharedBuckets(secrets[0]) if secrets and rollout.weights == "shared" else None
+        pushes: list[tuple[EngineClient, Carrier]] = []
         async with aiohttp.ClientSession() as session:
-            client = EngineClient(url, session, keys["api_key"], keys["admin_key"], None)
-            rollout = self.recipe.rollout
-            if rollout.weights == "mooncake":
-                with Placing(node_address(), self.model, rollout.tensor_parallel, self.trainer.dtype) as placing:
-                    return await push_weights(client, tensors, weight_version, BUCKET_BYTES, carrier=placing)
-            # the engine is on this node: SGLang reads what it is offered there, the reference engine what it is sent
-            # (all of it: what lies on other nodes too is sent its weights)
-            here = rollout.engine == "sglang" and engine_nodes(self.recipe) == 1
-            shared_by = keys["admin_key"] if here else ""
-            return await push_weights(client, tensors, weight_version, BUCKET_BYTES, rollout.tensor_parallel, shared_by)
+            with contextlib.ExitStack() as stack:
+                for engine, own in zip(engines, keys, strict=True):
+                    client = EngineClient(engine["url"], session, own["api_key"], own["admin_key"], None)
+                    carrier: Carrier = Tensors(rollout.tensor_parallel, shared if engine["shares"] else None)
+                    if rollout.weights == "mooncake":
+                        placing = Placing(node_address(), self.model, rollout.tensor_parallel, self.trainer.dtype)
+                        carrier = stack.enter_context(placing)
+                    pushes.append((client, carrier))
+                return await push_to_all(pushes, tensors, weight_version, BUCKET_BYTES)
 
     def _bytes(self, manifest: Manifest) -> Pulled:
         """This rank's buffer of a manifest, verified."""

@@ -111,25 +111,27 @@ class Worker(Process):
     def _sync_routes(self) -> None:
         """Bring the proxy's routes to what the ledger says."""
         for cell in self.job.all_cells():
-            self.routes.set_serving(cell, self._route_of(cell))
+            self.routes.set_serving(cell, *self._routes_of(cell))
         for execution in self.state.open:
             self.routes.set(execution, self.state.routes.get(execution, ""))
 
-    def _route_of(self, cell: str) -> Route | None:
+    def _routes_of(self, cell: str) -> list[Route]:
+        """To each engine of a cell that serves; none when one of them is gone: its cell is about to say so."""
         found = self.state.cell(cell)
-        if found is None or found.serving is None or not found.engines:
-            return None
-        engine = found.engines[min(found.engines)]
-        key = self._key(engine.key_file)
-        if not key:
-            return None
-        return Route(
-            url=engine.url,
-            key=key,
-            weight_version=found.serving.weight_version,
-            cell=cell,
-            epoch=self.state.incarnation(cell),
-        )
+        if found is None or found.serving is None:
+            return []
+        routes = [
+            Route(
+                url=engine.url,
+                key=self._key(engine.key_file),
+                weight_version=found.serving.weight_version,
+                cell=cell,
+                epoch=self.state.incarnation(cell),
+                engine=number,
+            )
+            for number, engine in sorted(found.engines.items())
+        ]
+        return routes if all(route.key for route in routes) else []
 
     def _key(self, key_file: str) -> str:
         """The engine's key; "" when the engine is gone and its key file with it: another one will be announced."""

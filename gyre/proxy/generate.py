@@ -199,7 +199,7 @@ class Generator:
         into.cell = route.cell
         if any(version != route.weight_version for version, _ in chunk.versions):
             into.discarded += len(chunk.output_ids)
-            return f"the engine of {route.cell} serves other weights than {route.weight_version}"
+            return f"engine {route.engine} of {route.cell} serves other weights than {route.weight_version}"
         if not into.output:
             into.cached_tokens = chunk.cached_tokens
         self._keep_routing(wanted, into, chunk)

@@ -197,6 +197,9 @@ def _rollout_layout(recipe: Recipe) -> Iterator[Problem]:
             yield record, '"routing" is wrong for what comes from the store: drop it, or set rollout.store_mb to 0'
     if rollout.weights == "mooncake":
         yield from _written_weights(recipe)
+    if (engines := rollout.engines_per_cell) > rollout.executions_per_cell:
+        few = f"{engines} engines for {rollout.executions_per_cell} executions (rollout.executions_per_cell): use fewer"
+        yield ("rollout", "engines_per_cell"), few
     if cells.gpus_per_node == 0:
         return
     gpus = cells.nodes_per_cell * cells.gpus_per_node
@@ -204,6 +207,9 @@ def _rollout_layout(recipe: Recipe) -> Iterator[Problem]:
         yield key, f"{tensor} does not divide a cell's {gpus} GPUs"
     elif cells.gpus_per_node % tensor and tensor % cells.gpus_per_node:
         yield key, f"an engine of {tensor} GPUs covers part of a node of {cells.gpus_per_node}: use a divisor"
+    elif engines * tensor > gpus:
+        room = f"{engines} engines of {tensor} GPUs (rollout.tensor_parallel) do not fit into a cell's {gpus}"
+        yield ("rollout", "engines_per_cell"), f"{room}: use {gpus // tensor}, or 0 for as many as fit"
 
 
 def _written_weights(recipe: Recipe) -> Iterator[Problem]:

@@ -96,6 +96,8 @@ class Rollout(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """More arguments of the engine's server; they win over gyre's."""
     tensor_parallel: Positive = 1
     """Ranks of one engine."""
+    engines_per_cell: Natural = 0
+    """Engines with which a cell serves; 0: as many as its GPUs carry, and on CPU one."""
     data_parallel: Positive = 1
     """Attention groups among an engine's ranks (SGLang's DP attention)."""
     expert_parallel: Positive = 1

@@ -126,10 +126,10 @@ class Drill:
         assert pid, f"{cell} has no rank {number}"
         return pid
 
-    def engine(self, cell: str) -> int:
+    def engine(self, cell: str, number: int = 0) -> int:
         found = self.state.cell(cell)
         assert found is not None
-        return found.engines[0].pid
+        return found.engines[number].pid
 
     def kill(self, *victims: int) -> None:
         """SIGKILL, and wait until they are gone. What listens now is remembered, to be looked for at the end."""

@@ -110,16 +110,19 @@ def test_the_cores_rank_while_executions_run(drills: Drills) -> None:
     assert moments.attempts(drill.state, live) == before  # they waited, or went elsewhere, and went on
 
 
-def test_an_engine_while_it_serves(drills: Drills) -> None:
-    drill = drills()
+def test_one_of_a_cells_engines_while_it_serves(drills: Drills) -> None:
+    """The cell's service is interrupted, and nothing else: the other engine stays, and gets its weights again."""
+    drill = drills(settings=(*SMALL_MICROSTEPS, "rollout.engines_per_cell=2"))
     drill.submit()
     live = drill.until(lambda state: moments.live(state, SATELLITE))
-    before, engine = moments.attempts(drill.state, live), drill.engine(SATELLITE)
+    before, other, engine = moments.attempts(drill.state, live), *(drill.engine(SATELLITE, n) for n in range(2))
     drill.kill(engine)
     drill.assert_completed()
-    assert drill.state.incarnation(SATELLITE) == 1  # only its service was interrupted
-    assert drill.engine(SATELLITE) != engine
+    assert drill.state.incarnation(SATELLITE) == 1
+    assert drill.engine(SATELLITE, 1) != engine
+    assert drill.engine(SATELLITE, 0) == other
     assert moments.attempts(drill.state, live) == before
+    drill.assert_replays(2)
 
 
 def test_the_worker_with_its_sandboxes(drills: Drills) -> None:

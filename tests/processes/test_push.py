@@ -46,8 +46,10 @@ async def test_ranks_outlive_an_engine_that_is_gone(tmp_path: Path) -> None:
             opened = await ranks.ask("open_lineage", lineage=1, openings=[])
             order = {"manifest": opened["manifest"], "weight_version": opened["weight_version"]}
             for _ in range(2):
-                answer = await ranks.ask("push", url=url, key_file="engine", **order)
-                assert answer["engine_failed"].startswith("ClientConnectorError")
+                gone_too = {"url": url, "key_file": "engine", "shares": False}
+                answer = await ranks.ask("push", engines=[{"name": "gone", **gone_too}], **order)
+                assert list(answer["engines_failed"]) == ["gone"]
+                assert answer["engines_failed"]["gone"].startswith("ClientConnectorError")
             assert (await ranks.ask("pull", manifest=opened["manifest"]))["nbytes"] == 0
         finally:
             await ranks.end()

@@ -291,8 +291,8 @@ class World:
         return ProxyExecution(execution=execution, attempt=0, key=key, limits=self.limits, rules=self.rules)
 
     def serve(self, cell: str, version: str | None) -> None:
-        route = Route(url=f"http://{cell}", key="engine-key", weight_version=version, cell=cell) if version else None
-        self.routes.set_serving(cell, route)
+        serving = [Route(url=f"http://{cell}", key="engine-key", weight_version=version, cell=cell)] if version else []
+        self.routes.set_serving(cell, *serving)
 
     async def listen(self, key: str | None = None) -> str:
         sock = socket.socket()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from gyre.errors import UserError
 from gyre.recipe.schema import Recipe
 
 CPU_KV_TOKENS = 1 << 18
@@ -18,15 +19,17 @@ CPU_KV_TOKENS = 1 << 18
 
 @dataclass(frozen=True)
 class EnginePart:
-    """Which node of an engine this is: several nodes find each other at `rendezvous`, host:port of the first."""
+    """Which node of an engine this is, and its GPUs there (empty: all that there are). Several nodes find each other at
+    `rendezvous`, host:port of the first."""
 
     nodes: int = 1
     node: int = 0
     rendezvous: str = ""
+    gpus: range = range(0)
 
 
 WHOLE = EnginePart()
-"""All of an engine, on one node."""
+"""All of an engine, on one node that is all its own."""
 
 
 @dataclass(frozen=True)
@@ -150,3 +153,17 @@ def server_environment(recipe: Recipe, host: str) -> dict[str, str]:
             cores = "|".join(str(rank) for rank in range(recipe.rollout.tensor_parallel))
             words["SGLANG_CPU_OMP_THREADS_BIND"] = cores
     return words
+
+
+def visible_gpus(gpus: range, visible: str | None) -> dict[str, str]:
+    """Environment in which a server sees these GPUs of its node and no others; `visible`: CUDA_VISIBLE_DEVICES of its
+    parent, whose GPUs are counted from 0. Raises UserError when there are fewer."""
+    if not gpus:
+        return {}
+    names = visible.split(",") if visible else [str(gpu) for gpu in range(gpus.stop)]
+    if len(names) < gpus.stop:
+        raise UserError(
+            f"cells.gpus_per_node: an engine is to have GPUs {gpus[0]}-{gpus[-1]} of its node, but CUDA_VISIBLE_DEVICES"
+            f" has {len(names)}: lower it, or ask Slurm for more"
+        )
+    return {"CUDA_VISIBLE_DEVICES": ",".join(names[gpu] for gpu in gpus)}

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from gyre.ledger.layout import RunFolder
 from gyre.processes.base import run_process
 from gyre.processes.cell import Cell
+from gyre.processes.gang import Gang
 from gyre.simulate.paced.engine import PacedEngine
 from gyre.simulate.paced.pace import Pace, Script
 
@@ -27,10 +28,8 @@ class PacedCell(Cell):
     def __init__(self, run: RunFolder, name: str) -> None:
         super().__init__(run, name)
         self.pace = Pace.read(run.path)
-        model = Path(self.job.model)
-        engine = PacedEngine(run, self.recipe, model, self.engine.name, self.engine.log_file)
-        engine.script = Script(run.path, self.pace, Tokenizer.from_file(str(model / "tokenizer.json")))
-        self.engine = engine
+        script = Script(run.path, self.pace, Tokenizer.from_file(str(Path(self.job.model) / "tokenizer.json")))
+        self.gang = Gang(self, self.nodes, lambda *about: PacedEngine(*about, script=script))
         self.buffer: list[str] = []
         self.trains = False
 
@@ -74,11 +73,11 @@ class PacedCell(Cell):
         return {}
 
     async def _rank_push(self, weight_version: str, **_: Any) -> dict[str, Any]:
-        client = self.engine.client
-        await client.pause("abort")
-        await client.wait_idle()
-        await client.set_version(weight_version)
-        await client.resume_generation()
+        for engine in self.gang.engines:
+            await engine.client.pause("abort")
+            await engine.client.wait_idle()
+            await engine.client.set_version(weight_version)
+            await engine.client.resume_generation()
         return {}
 
     async def _rank_train(self, microsteps: list[dict[str, str]]) -> dict[str, Any]:

@@ -122,8 +122,10 @@ async def _done() -> web.Response:
 class PacedEngine(EngineChild):
     """As its lead sees it: an engine of the cell, that lives in the lead's own process."""
 
-    script: Script
-    _runner: web.AppRunner | None = None
+    def __init__(self, *about: Any, script: Script) -> None:
+        super().__init__(*about)
+        self.script = script
+        self._runner: web.AppRunner | None = None
 
     @property
     def running(self) -> bool:

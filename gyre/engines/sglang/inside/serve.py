@@ -48,7 +48,7 @@ class Server:
 
         load_plugins()
         # the secret by which the schedulers, who inherit it, are given the descriptors of weights in shared memory
-        multiprocessing.current_process().authkey = self.keys["admin_key"].encode()
+        multiprocessing.current_process().authkey = (self.keys.get("weights_key") or self.keys["admin_key"]).encode()
         arguments = self._parse()
         gate = auth.add_api_key_middleware
 
