@@ -77,7 +77,7 @@ class Carrier(Protocol):
 
 
 class Tensors:
-    """SGLang loads the buckets itself: from shared memory, which engines of one secret share, or from what it is sent."""
+    """SGLang loads the buckets itself: from shared memory, which engines of one secret share, or what it is sent."""
 
     def __init__(self, ranks: int, shared: SharedBuckets | None = None) -> None:
         self._ranks = ranks

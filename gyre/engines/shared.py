@@ -23,7 +23,7 @@ ALIGNED = 64
 
 
 class SharedBuckets:
-    """The shared memory of one push, as large as its largest bucket. `key`: the secret that its engines have as well."""
+    """The shared memory of one push, as large as its largest bucket. `key`: the secret that its engines have too."""
 
     def __init__(self, key: str) -> None:
         torch_multiprocessing.set_sharing_strategy("file_descriptor")

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from gyre.errors import UserError
+from gyre.recipe.places import engine_places
 from gyre.recipe.schema import Recipe, Slurm, SlurmComponent
 
 CPU_GROUP, GPU_GROUP = 0, 1
@@ -53,7 +54,8 @@ def render(recipe: Recipe, program: Program) -> str:
     slurm = recipe.slurm
     cpu = [*_job_options(slurm, program.run), *_component(slurm.cpu, slurm.cpu.nodes, ""), *_site(slurm)]
     gpu = [*_component(slurm.gpu, gpu_nodes(recipe), default_gres(recipe)), *_site(slurm)]
-    about = "component 0: CPU nodes (scheduler, processor, a worker a node); component 1: GPU nodes (cells)"
+    cells = f"cells, engines of each: {len(engine_places(recipe))}"
+    about = f"component 0: CPU nodes (scheduler, processor, a worker a node); component 1: GPU nodes ({cells})"
     return _script(f"gyre run {program.run.name}; {about}", [cpu, gpu], slurm, program, "slurm_job", [])
 
 

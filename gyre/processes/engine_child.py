@@ -1,8 +1,9 @@
 """One engine of a cell, as its lead sees it: the process, its client, and the moves of a role switch.
 
-Owns the engine's process and keys; the process may be one that an agent runs on a further node. Invariants: memory is released only when nothing runs in the engine; a push of
-weights is whole or the engine serves nothing; each start has key and port files of its own, so a predecessor that is
-still on its way out is never taken for it; an engine that answers nothing any more is ended, so that its lead sees it.
+Owns the engine's process and keys; an engine whose first node is a further one is its agent's process. Invariants:
+memory is released only when nothing runs in the engine; a push of weights is whole or the engine serves nothing; each
+start has key and port files of its own, so a predecessor that is still on its way out is never taken for it; an engine
+that answers nothing any more is ended, so that its lead sees it.
 """
 
 from __future__ import annotations

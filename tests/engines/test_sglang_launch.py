@@ -13,7 +13,14 @@ import pytest
 
 from gyre.engines.launch import sglang_launch
 from gyre.engines.sglang import install as installer
-from gyre.engines.sglang.arguments import WRITABLE, EnginePart, Store, server_arguments, server_environment
+from gyre.engines.sglang.arguments import (
+    WRITABLE,
+    EnginePart,
+    Store,
+    server_arguments,
+    server_environment,
+    visible_gpus,
+)
 from gyre.engines.sglang.install import COMPLETE, environment, install, interpreter
 from gyre.engines.sglang.store import free_port, master_arguments
 from gyre.errors import UserError
@@ -108,6 +115,20 @@ def test_one_engine_on_two_nodes() -> None:
     found = pairs(server_arguments(recipe(8, tensor_parallel=16), Path("/m"), "10.0.0.8", part))
     assert (found["--nnodes"], found["--node-rank"], found["--dist-init-addr"]) == ("2", "1", "10.0.0.7:5000")
     assert "--nnodes" not in pairs(server_arguments(recipe(8), Path("/m"), "10.0.0.8"))
+
+
+def test_engines_of_a_node_see_their_own_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert visible_gpus(range(0), "0,1") == {}
+    assert visible_gpus(range(2, 4), None) == {"CUDA_VISIBLE_DEVICES": "2,3"}
+    assert visible_gpus(range(2, 4), "GPU-a,GPU-b,GPU-c,GPU-d") == {"CUDA_VISIBLE_DEVICES": "GPU-c,GPU-d"}
+    with pytest.raises(UserError, match=r"cells.gpus_per_node: an engine is to have GPUs 2-3 .* has 3"):
+        visible_gpus(range(2, 4), "4,5,6")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    asked, part = recipe(4, python="/python", tensor_parallel=2), EnginePart(gpus=range(2, 4))
+    launch = sglang_launch(asked, Path("/m"), tmp_path, "e", part=part, weights_key="shared by a cell's engines")
+    assert launch.env["CUDA_VISIBLE_DEVICES"] == "6,7"
+    assert "--nnodes" not in launch.argv
+    assert json.loads(launch.key_file.read_text())["weights_key"] == "shared by a cell's engines"
 
 
 def test_keys_are_random_private_and_on_no_command_line(tmp_path: Path) -> None:

@@ -84,6 +84,23 @@ def test_every_receiver_reads_each_bucket_though_its_place_is_used_again(tmp_pat
     assert not WHOLE.is_shared()
 
 
+def test_engines_of_one_secret_read_the_same_memory(tmp_path: Path) -> None:
+    """A bucket is laid out once, whoever else is to read it."""
+    shared = SharedBuckets("of a cell")
+    readers = [Reader(tmp_path / name, "of a cell") for name in "ab"]
+    for reader in readers:
+        reader.path.parent.mkdir()
+    for bucket in (SECOND, FIRST):
+        places = []
+        for reader in readers:
+            (encoded,) = shared.serialize(bucket, 1)
+            places.append(shared._laid)
+            assert same(reader.read(encoded), bucket)
+        assert places[0] is places[1]
+    for reader in readers:
+        reader.process.communicate()
+
+
 def test_who_has_not_the_key_reads_nothing(tmp_path: Path) -> None:
     (encoded,) = SharedBuckets("secret").serialize(FIRST, 1)
     reader = Reader(tmp_path, "guessed")

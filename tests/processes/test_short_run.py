@@ -31,7 +31,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[
     held_out = folder / "held-out"
     for task in sorted((ROOT / "recipes/tasks/held-out").iterdir())[:2]:
         shutil.copytree(task, held_out / task.name)
-    drill = Drill(folder / "runs", cache, settings=(*SMALL_MICROSTEPS, f"eval.path={held_out}", "eval.every=2"))
+    settings = (*SMALL_MICROSTEPS, f"eval.path={held_out}", "eval.every=2", "rollout.engines_per_cell=2")
+    drill = Drill(folder / "runs", cache, settings=settings)
     drill.home.mkdir()
     try:
         drill.submit()
@@ -55,7 +56,7 @@ def both_train(drill: Drill, step: int) -> str:
 
 def test_nothing_is_lost_counted_twice_or_left_behind(finished: tuple[Drill, str]) -> None:
     drill, _ = finished  # `assert_completed` has looked
-    assert len(drill.seen_sockets) >= 3  # two engines, and transfer engines
+    assert len(drill.seen_sockets) >= 5  # two engines a cell, and transfer engines
     assert drill.command("verify", "drill").returncode == 0
     assert drill.state.waterlevel == 0
 
@@ -71,6 +72,18 @@ def test_both_cells_switch_in_every_burst_and_train(finished: tuple[Drill, str])
     assert {m for merge in reign.merged for m in merge.microsteps} < {
         name for step in state.steps.values() for name in step.microsteps
     }
+
+
+def test_a_cell_serves_with_all_its_engines(finished: tuple[Drill, str]) -> None:
+    """Each has keys, an address and a log of its own, and runs to the end."""
+    drill, _ = finished
+    for cell in (CORE, SATELLITE):
+        engines = moments.current(drill.state, cell).engines
+        assert list(engines) == [0, 1]
+        assert len({(engine.url, engine.pid) for engine in engines.values()}) == 2
+        for number, engine in engines.items():
+            assert engine.key_file.startswith(f"{cell}-engine-{number}.")
+            assert (drill.run.log_dir(1) / f"{cell}-engine-{number}.log").is_file()
 
 
 def test_a_live_execution_is_rerouted_when_its_cell_leaves(finished: tuple[Drill, str]) -> None:
