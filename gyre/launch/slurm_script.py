@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from gyre.errors import UserError
-from gyre.recipe.places import engine_places
+from gyre.recipe.places import describe_engines
 from gyre.recipe.schema import Recipe, Slurm, SlurmComponent
 
 CPU_GROUP, GPU_GROUP = 0, 1
@@ -54,8 +54,8 @@ def render(recipe: Recipe, program: Program) -> str:
     slurm = recipe.slurm
     cpu = [*_job_options(slurm, program.run), *_component(slurm.cpu, slurm.cpu.nodes, ""), *_site(slurm)]
     gpu = [*_component(slurm.gpu, gpu_nodes(recipe), default_gres(recipe)), *_site(slurm)]
-    cells = f"cells, engines of each: {len(engine_places(recipe))}"
-    about = f"component 0: CPU nodes (scheduler, processor, a worker a node); component 1: GPU nodes ({cells})"
+    about = "component 0: CPU nodes (scheduler, processor, a worker a node); component 1: GPU nodes (cells)"
+    about += "".join(f"\n{line}" for line in describe_engines(recipe))
     return _script(f"gyre run {program.run.name}; {about}", [cpu, gpu], slurm, program, "slurm_job", [])
 
 
@@ -82,7 +82,7 @@ def _script(
     module: str,
     arguments: list[str],
 ) -> str:
-    lines = ["#!/bin/bash", f"# {about}"]
+    lines = ["#!/bin/bash", *(f"# {line}" for line in about.splitlines())]
     for index, options in enumerate(components):
         lines += ["#SBATCH hetjob"] if index else []
         lines += [f"#SBATCH {option}" for option in options]

@@ -142,8 +142,8 @@ class Rank:
         too, read what they are sent; or Mooncake writes it into their memory."""
         rollout = self.recipe.rollout
         keys = [json.loads((self.run.keys / engine["key_file"]).read_text()) for engine in engines]
-        secrets = [own["weights_key"] for own, engine in zip(keys, engines, strict=True) if engine["shares"]]
-        shared = SharedBuckets(secrets[0]) if secrets and rollout.weights == "shared" else None
+        here = [own["weights_key"] for own, engine in zip(keys, engines, strict=True) if engine["shares"]]
+        shared = SharedBuckets(here[0]) if here and rollout.weights == "shared" else None
         pushes: list[tuple[EngineClient, Carrier]] = []
         async with aiohttp.ClientSession() as session:
             with contextlib.ExitStack() as stack:

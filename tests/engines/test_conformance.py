@@ -378,9 +378,16 @@ def test_an_interrupted_push_is_healed_by_the_next(
         with pytest.raises(RuntimeError, match="died"):
             await push_weights(client, torn(), "1.3-torn", bucket_bytes=1000)
         assert await client.weight_version() == UPDATING
-        held = asyncio.create_task(client.generate_once(ask([1, 2, 3], 4)))
-        assert await push_weights(client, oracle.named(), "1.4-whole", bucket_bytes=1000) == before
-        got = await held
+        held: list[asyncio.Task[Generation]] = []
+
+        def whole():  # type: ignore[no-untyped-def]
+            """A call comes in the middle of it: after the pause, which cuts those that are there."""
+            yield from oracle.named()[:5]
+            held.append(asyncio.create_task(client.generate_once(ask([1, 2, 3], 4))))
+            yield from oracle.named()[5:]
+
+        assert await push_weights(client, whole(), "1.4-whole", bucket_bytes=1000) == before
+        got = await held[0]
         assert got.versions == [("1.4-whole", 4)]
         near(got.logprobs, oracle.logprobs([1, 2, 3], got.output_ids))
 

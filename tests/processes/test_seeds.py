@@ -126,5 +126,9 @@ def test_the_seed_is_another_cells_engine_that_serves_the_version(tmp_path: Path
     assert seed_of(state, run, "cell-0") == Seed("http://b:1", run.keys / "key", "1.2-b")
     assert seed_of(state, run, "cell-0", "1.1-c").url == "http://c:1"
     assert seed_of(state, run, "cell-0", "1.3-a") == NO_SEED
+    assert seed_of(state, run, "cell-0", "1.2-b", engine=1) == NO_SEED, "it has no engine of that number"
+    of_two = state.cells["cell-1"][1].engines
+    of_two[1] = ev.EngineStarted(engine=1, url="http://b:2", key_file="other", pid=2)
+    assert seed_of(state, run, "cell-0", engine=1) == Seed("http://b:2", run.keys / "other", "1.2-b")
     state.cells["cell-1"][1].serving = None
     assert seed_of(state, run, "cell-0").url == "http://c:1"

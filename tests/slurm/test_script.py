@@ -40,7 +40,8 @@ def test_the_script_of_a_site_that_sets_nothing_reads_like_this() -> None:
         render(recipe(), PROGRAM)
         == """\
 #!/bin/bash
-# gyre run short-001; component 0: CPU nodes (scheduler, processor, a worker a node); component 1: GPU nodes (cells, engines of each: 1)
+# gyre run short-001; component 0: CPU nodes (scheduler, processor, a worker a node); component 1: GPU nodes (cells)
+# engine 0: node 0 of its cell, CPU
 #SBATCH --job-name=gyre-short-001
 #SBATCH --output=/runs/short-001/launch/job-%j.log
 #SBATCH --open-mode=append
