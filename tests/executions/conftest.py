@@ -27,6 +27,21 @@ KINDS: dict[str, type[NamespacedSandbox]] = {"bubblewrap": Bubblewrap}
 LIMITS = Limits(memory=512 * MIB, processes=64, disk=64 * MIB, open_files=256, log=MIB)
 
 
+@pytest.fixture(scope="session")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small root file system, to make images of."""
+    from tests.executions.image_lab import small_system
+
+    return small_system(tmp_path_factory.mktemp("system"))
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where images are unpacked."""
+    monkeypatch.setenv("GYRE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
 @dataclass
 class Lab:
     """Folders of one test. Shared layers are kept for the session."""
