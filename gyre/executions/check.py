@@ -92,7 +92,6 @@ async def check_task(task: Task, sandbox: Sandbox, root: Path, limits: Limits) -
     loop = asyncio.get_running_loop()
     workspace = root / "checks" / task.name
     remove_tree(workspace)
-    limits = limits.narrowed(task.memory, task.storage)
     problems: list[str] = []
     try:
         untouched = await _rewards_after(task, sandbox, root, workspace / "untouched", limits, False, problems)
@@ -191,7 +190,7 @@ async def _grade_after(
             log=workspace / "log",
             binds=binds,
             env={**task.env, **task.solution_env, **part.env},
-            limits=limits,
+            limits=limits.narrowed(task.memory, task.storage),
             before=part.before,
             resumed=before is not None,
             image=task.on_image,

@@ -103,8 +103,9 @@ class Task(Struct, frozen=True, kw_only=True):
 
     @property
     def images(self) -> tuple[Image | None, ...]:
-        """What the execution and, where it is another, its grading lie on; None: the host's own system."""
-        return (self.image,) if self.grader.image == self.image else (self.image, self.grader.image)
+        """What the execution and, where they are others, its gradings lie on; None: the host's own system."""
+        graders = (self.own_verifier, *(step.own_verifier for step in self.steps))
+        return tuple(dict.fromkeys((self.image, *(grader.image for grader in graders if grader is not None))))
 
     @property
     def before(self) -> str:
@@ -220,8 +221,15 @@ def on_image(task: Task, images: Images) -> Task:
         digest=digest,
         agent_user=task.agent_user or user,
         verifier_user=task.verifier_user or user,
-        own_verifier=on_image(task.own_verifier, images) if task.own_verifier is not None else None,
+        own_verifier=verifier_on_image(task.own_verifier, images),
+        steps=tuple(
+            structs.replace(step, own_verifier=verifier_on_image(step.own_verifier, images)) for step in task.steps
+        ),
     )
+
+
+def verifier_on_image(verifier: Task | None, images: Images) -> Task | None:
+    return on_image(verifier, images) if verifier is not None else None
 
 
 def format_of(folder: Path) -> Format | None:

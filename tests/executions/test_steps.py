@@ -43,6 +43,10 @@ NUMBERS = st.dictionaries(st.sampled_from(["reward", "a", "b"]), st.floats(-10, 
 
 
 def made(lab: Any, steps: dict[str, str], more: str = "", **files: str) -> Task:
+    return load_task(written(lab, steps, more, **files))
+
+
+def written(lab: Any, steps: dict[str, str], more: str = "", **files: str) -> Path:
     """A task whose step's grader gives what the agent wrote to `<step>.json`; `steps`: name -> keys of the step."""
     folder = lab.folder / "tasks" / "made"
     shutil.rmtree(folder, ignore_errors=True)
@@ -57,7 +61,7 @@ def made(lab: Any, steps: dict[str, str], more: str = "", **files: str) -> Task:
     for path, text in {**texts, **files}.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
-    return load_task(folder)
+    return folder
 
 
 class ByStep:
@@ -347,6 +351,13 @@ def test_a_step_goes_on_when_every_least_reward_is_reached(rewards: dict[str, fl
             "step 'one': agent.network_mode = \"allowlist\" .* is not covered",
         ),
         ("[[steps.verifier.collect]]\ncommand = 'x'", r"step 'one': \[\[verifier.collect\]\] .* is not covered"),
+        (
+            "[steps.verifier]\nenvironment_mode = 'shared'\nenvironment = {}",
+            r"\[step 'one': verifier.environment\] with environment_mode = \"shared\" is not covered",
+        ),
+        ("[steps.verifier.environment]\ngpus = 1", "step 'one': verifier.environment.gpus is not covered"),
+        ("[steps.verifier.environment]\nmemory_mb = -1", "step 'one': verifier.environment.memory_mb must be"),
+        ("[steps.verifier.environment]\nworkdir = 'x'", "step 'one': verifier.environment.workdir 'x' must be"),
         ("[[steps]]\nname = 'ONE'", "step 'ONE': name must be unique"),
         ("[[steps]]\nname = '../x'", "step '../x': name must be that of one folder"),
         ("[[steps]]\nname = 'nul.txt'", "step 'nul.txt': name must be that of one folder"),
