@@ -285,6 +285,7 @@ def task_on(lab: Any, system: Path, form: str, **more: Any) -> tuple[Task, Image
 
 
 @pytest.mark.parametrize("form", ["folder", "oci", "sif"])
+@pytest.mark.every_kind
 async def test_a_task_on_an_image(lab: Any, system: Path, cache: Path, form: str) -> None:
     if form == "sif" and shutil.which("mksquashfs") is None:
         pytest.skip("apt-get install squashfs-tools")
@@ -309,6 +310,7 @@ async def test_a_task_on_an_image(lab: Any, system: Path, cache: Path, form: str
     assert (result.reward, result.reason) == (1.0, GRADED), result.detail
 
 
+@pytest.mark.every_kind
 async def test_the_shell_agent_on_an_image_without_python(lab: Any, system: Path, cache: Path, scripted: Any) -> None:
     from gyre.executions.execution import CallReport, ExecutionRequest, Timeouts, run_execution
     from gyre.executions.harnesses import find_harness
@@ -340,6 +342,7 @@ async def test_the_shell_agent_on_an_image_without_python(lab: Any, system: Path
         "mkdir -p /run/gyre/x 2>/dev/null; rm -rf /run/gyre/launcher.py; true",
     ],
 )
+@pytest.mark.every_kind
 async def test_an_image_opens_no_way_to_the_reward(lab: Any, system: Path, cache: Path, cheat: str) -> None:
     task, _ = task_on(lab, system, "folder")
     _, _, snapshot = await lab.run(cheat, task=task)
