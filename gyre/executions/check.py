@@ -24,6 +24,8 @@ from gyre.executions.steps import FILES, Part, below, combined, parts
 from gyre.executions.tasks import NO_IMAGES, Task, load_task, task_folders
 
 DEFAULT_LIMITS = Limits()
+NOT_KEPT = "; processes that an earlier step left running are ended with it"
+"""Said of a later step that goes wrong: in Harbor's own container they would be there."""
 
 
 class TaskCheck(Struct, frozen=True, kw_only=True):
@@ -92,7 +94,6 @@ async def check_task(task: Task, sandbox: Sandbox, root: Path, limits: Limits) -
     loop = asyncio.get_running_loop()
     workspace = root / "checks" / task.name
     remove_tree(workspace)
-    limits = limits.narrowed(task.memory, task.storage)
     problems: list[str] = []
     try:
         untouched = await _rewards_after(task, sandbox, root, workspace / "untouched", limits, False, problems)
@@ -153,9 +154,10 @@ async def _rewards_after(
             break
     seconds = sum(grade.seconds for grade in grades)
     each = ", ".join(f"{part.name} {grade.reward:g}" for part, grade in zip(ran, grades))
-    return _Earned(
-        combined([grade.rewards for grade in grades], task.step_reward), seconds, f" ({each})" if task.steps else ""
-    )
+    steps = f" ({each})" if task.steps else ""
+    if solve and any(grade.reward != 1 for grade in grades[1:]):
+        steps += NOT_KEPT
+    return _Earned(combined([grade.rewards for grade in grades], task.step_reward), seconds, steps)
 
 
 async def _grade_after(
@@ -191,7 +193,7 @@ async def _grade_after(
             log=workspace / "log",
             binds=binds,
             env={**task.env, **task.solution_env, **part.env},
-            limits=limits,
+            limits=limits.narrowed(task.memory, task.storage),
             before=part.before,
             resumed=before is not None,
             image=task.on_image,
@@ -208,7 +210,7 @@ async def _grade_after(
         await finish(running.kill())
     if status.code == UNHEALTHY and part.before:
         failed = "the setup or a healthcheck" if part.name else "the environment's healthcheck"
-        problems.append(f"{what}: {failed} failed")
+        problems.append(f"{what}: {failed} failed{NOT_KEPT if before is not None else ''}")
     elif status.code != 0:
         problems.append(f"{what}: {argv[-1]} ended with {status}")
     snapshot = running.snapshot(workspace / "snapshot")

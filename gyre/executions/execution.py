@@ -273,7 +273,7 @@ class _Run:
             self.root,
             self.snapshot,
             self.place("grading"),
-            self.limits,
+            request.limits,
             min(request.timeouts.grader, task.verifier_timeout),
             request.grader_attempts,
         )

@@ -52,11 +52,12 @@ async def grade(
     """Run the tests of `task` over `snapshot` once. `folder` is made, holds the grader's files and log, and
     stays.
 
-    `root` keeps the shared layers; `timeout` is in seconds (None: the task's own). Never raises for what the
-    tests do.
+    `root` keeps the shared layers; `limits` are narrowed to those of the environment that it is graded in; `timeout` is
+    in seconds (None: the task's own). Never raises for what the tests do.
     """
     started = time.perf_counter()
     place = task.grader
+    limits = limits.narrowed(place.memory, place.storage)
     verifier, scratch = (private_folder(folder / name) for name in ("verifier", "scratch"))
     seconds = task.verifier_timeout if timeout is None else timeout
 
@@ -117,7 +118,7 @@ def test_command(task: Task, place: Path) -> tuple[tuple[str, ...], tuple[Bind, 
     if task.test_text:
         return ("bash", "-c", task.test_text), (Bind(shown, "/tests"),) if layers else ()
     if task.own_verifier is not None and not script.is_file():
-        return ("bash", f"/{task.test_file}"), ()  # its image has the tests
+        return ("bash", f"/tests/{script.name}"), ()  # its image has the tests
     return script_command(script, shown, "/tests")
 
 

@@ -128,7 +128,8 @@ async def make_sandbox(kind: str, folder: Path) -> Sandbox:
     Raises UserError when the kind cannot work on this machine or in this folder.
     """
     if kind == "bubblewrap":
-        from gyre.executions.bubblewrap import Bubblewrap, check_host
+        from gyre.executions.bubblewrap import Bubblewrap
+        from gyre.executions.namespaced import check_host
 
         sandbox = Bubblewrap()
         await check_host(sandbox, folder)

@@ -44,6 +44,7 @@ class Step(Struct, frozen=True, kw_only=True):
     verifier_timeout: float = 600.0
     verifier_env: dict[str, str] = field(default_factory=dict)
     separate: bool = False
+    own_verifier: Task | None = None
     artifacts: tuple[str, ...] = ()
     test_folders: tuple[str, ...]
     test_file: str
@@ -100,6 +101,7 @@ def _part(task: Task, step: Step, before: str) -> Part:
         verifier_timeout=step.verifier_timeout,
         verifier_env=step.verifier_env,
         separate=step.separate,
+        own_verifier=step.own_verifier,
         artifacts=step.artifacts,
         test_folders=step.test_folders,
         test_file=step.test_file,

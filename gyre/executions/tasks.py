@@ -23,6 +23,7 @@ from gyre.executions.dockerfile import Environment
 from gyre.executions.healthcheck import Healthcheck
 from gyre.executions.images.store import Image, Images
 from gyre.executions.steps import Step, Strategy
+from gyre.executions.texts import refuse_texts
 
 GROUP = "gyre.tasks"
 BUILT_IN = {
@@ -103,8 +104,9 @@ class Task(Struct, frozen=True, kw_only=True):
 
     @property
     def images(self) -> tuple[Image | None, ...]:
-        """What the execution and, where it is another, its grading lie on; None: the host's own system."""
-        return (self.image,) if self.grader.image == self.image else (self.image, self.grader.image)
+        """What the execution and, where they are others, its gradings lie on; None: the host's own system."""
+        graders = (self.own_verifier, *(step.own_verifier for step in self.steps))
+        return tuple(dict.fromkeys((self.image, *(grader.image for grader in graders if grader is not None))))
 
     @property
     def before(self) -> str:
@@ -135,13 +137,13 @@ class Format(Protocol):
         """The task; `env` is what variables in it refer to. Raises UserError naming the file and what to do."""
 
 
-def formats() -> Iterator[Format]:
-    """The built-in ones first."""
-    for module in BUILT_IN.values():
-        yield cast(Format, importlib.import_module(module))
+def formats() -> Iterator[tuple[str, Format]]:
+    """With their names, the built-in ones first."""
+    for name, module in BUILT_IN.items():
+        yield name, cast(Format, importlib.import_module(module))
     for entry in entry_points(group=GROUP):
         loaded = entry.load()
-        yield loaded() if isinstance(loaded, type) else loaded
+        yield entry.name, loaded() if isinstance(loaded, type) else loaded
 
 
 NO_IMAGES = Images()
@@ -162,11 +164,14 @@ def load_tasks(
 
 def task_folders(path: Path) -> list[Path]:
     """`path` itself, or the folders in it, sorted by name. Raises UserError when there are none."""
-    if not path.is_dir():
-        raise UserError(f"{path}: no such folder of tasks")
-    if format_of(path) is not None:
-        return [path]
-    folders = sorted(f for f in path.iterdir() if f.is_dir() and not f.name.startswith((".", "__")))
+    try:
+        if not path.is_dir():
+            raise UserError(f"{path}: no such folder of tasks")
+        if format_of(path) is not None:
+            return [path]
+        folders = sorted(f for f in path.iterdir() if f.is_dir() and not f.name.startswith((".", "__")))
+    except OSError as error:
+        raise UserError(f"{path}: not readable: {error}") from error
     if not folders:
         raise UserError(
             f"{path}: no task folders in it; each task is a folder (Harbor's: instruction.md and task.toml)"
@@ -179,10 +184,24 @@ def load_task(folder: Path, host_env: Mapping[str, str] | None = None, images: I
     folder = folder.resolve()
     if not NAME.fullmatch(folder.name):
         raise UserError(f"{folder}: a task's folder is named by letters, digits and . _ - only; rename it")
-    found = format_of(folder)
-    if found is None:
-        raise UserError(f"{folder}: not a task of a known format ({', '.join(BUILT_IN)}): instruction.md is missing")
-    return on_image(found.load(folder, os.environ if host_env is None else host_env), images)
+    try:
+        found = format_of(folder)
+        if found is None:
+            raise UserError(f"{folder}: {_no_task(folder)}")
+        task = found.load(folder, os.environ if host_env is None else host_env)
+        refuse_texts(task)
+        task = on_image(task, images)
+    except OSError as error:
+        raise UserError(f"{folder}: not readable: {error}") from error
+    refuse_texts(task)  # an image says some, too
+    return task
+
+
+def _no_task(folder: Path) -> str:
+    """Why nothing recognises it."""
+    if any(format_of(inside) for inside in folder.iterdir() if inside.is_dir()):
+        return "a folder of tasks, and no task: give it as the path"
+    return f"not a task of a known format ({', '.join(BUILT_IN)}): instruction.md is missing"
 
 
 def on_image(task: Task, images: Images) -> Task:
@@ -220,12 +239,23 @@ def on_image(task: Task, images: Images) -> Task:
         digest=digest,
         agent_user=task.agent_user or user,
         verifier_user=task.verifier_user or user,
-        own_verifier=on_image(task.own_verifier, images) if task.own_verifier is not None else None,
+        own_verifier=verifier_on_image(task.own_verifier, images),
+        steps=tuple(
+            structs.replace(step, own_verifier=verifier_on_image(step.own_verifier, images)) for step in task.steps
+        ),
     )
 
 
+def verifier_on_image(verifier: Task | None, images: Images) -> Task | None:
+    return on_image(verifier, images) if verifier is not None else None
+
+
 def format_of(folder: Path) -> Format | None:
-    return next((found for found in formats() if found.recognises(folder)), None)
+    """The one that recognises `folder`. Raises UserError where several do."""
+    found = {name: each for name, each in formats() if each.recognises(folder)}
+    if len(found) > 1:
+        raise UserError(f"{folder}: a task of several formats ({', '.join(found)}); leave the files of one")
+    return next(iter(found.values()), None)
 
 
 def environment_digest(name: str, workdir: str, environment: Path) -> str:

@@ -14,14 +14,32 @@ from typing import Any
 
 import pytest
 
+from gyre.errors import UserError
 from gyre.executions.bubblewrap import Bubblewrap
 from gyre.executions.layers import private_folder, remove_tree
 from gyre.executions.limits import MIB, Limits
+from gyre.executions.namespaced import NamespacedSandbox
 from gyre.executions.sandbox import Bind, ExitStatus, RunningSandbox, SandboxSpec
 from gyre.executions.tasks import Task, load_task
 
 TEST_SH = '#!/bin/bash\n[[ "$(cat out.txt)" == hello ]] && r=1 || r=0\necho $r > /logs/verifier/reward.txt\n'
+KINDS: dict[str, type[NamespacedSandbox]] = {"bubblewrap": Bubblewrap}
 LIMITS = Limits(memory=512 * MIB, processes=64, disk=64 * MIB, open_files=256, log=MIB)
+
+
+@pytest.fixture(scope="session")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small root file system, to make images of."""
+    from tests.executions.image_lab import small_system
+
+    return small_system(tmp_path_factory.mktemp("system"))
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where images are unpacked."""
+    monkeypatch.setenv("GYRE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
 @dataclass
@@ -30,7 +48,7 @@ class Lab:
 
     root: Path
     folder: Path
-    sandbox: Bubblewrap = field(default_factory=Bubblewrap)
+    sandbox: NamespacedSandbox = field(default_factory=Bubblewrap)
     limits: Limits = LIMITS
     count: int = 0
 
@@ -89,9 +107,25 @@ def layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("layers")
 
 
+def kinds() -> list[Any]:
+    """The kinds of sandbox as parameters: bubblewrap in the default tier, the others in the slow one."""
+    return [pytest.param(kind, marks=() if kind == "bubblewrap" else pytest.mark.slow) for kind in KINDS]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test of the conformance suite (`every_kind`) runs once a kind."""
+    if "lab" in metafunc.fixturenames and metafunc.definition.get_closest_marker("every_kind"):
+        metafunc.parametrize("lab", kinds(), indirect=True)
+
+
 @pytest.fixture
-def lab(layers: Path, tmp_path: Path) -> Iterator[Lab]:
-    yield Lab(layers, tmp_path)
+def lab(layers: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Lab]:
+    kind = getattr(request, "param", "bubblewrap")
+    try:
+        sandbox = KINDS[kind]()
+    except UserError as error:
+        pytest.skip(f"no {kind} here: {error}")
+    yield Lab(layers, tmp_path, sandbox)
     remove_tree(tmp_path)
 
 

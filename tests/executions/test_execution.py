@@ -55,6 +55,7 @@ def leftovers(lab: Any) -> list[Path]:
     return list((lab.root / "executions").iterdir())
 
 
+@pytest.mark.every_kind
 async def test_solved(lab: Any, scripted: Any) -> None:
     model = scripted(["echo hello > out.txt", None])
     result = await execute(lab, model)
@@ -71,6 +72,7 @@ async def test_not_solved(lab: Any, scripted: Any) -> None:
     assert (result.outcome, result.reward) == ("graded", 0.0)
 
 
+@pytest.mark.every_kind
 async def test_neither_tests_nor_rewards_are_within_the_agents_reach(lab: Any, scripted: Any) -> None:
     look = "ls -d /tests /solution /logs/verifier 2>&1; grep -rl GRADER'-'MARK / --exclude-dir={proc,usr,dev}"
     forge = "d=/logs/verifier; mkdir -p $d; echo 1 > $d/reward.txt; echo '{\"reward\": 1}' > $d/reward.json"
@@ -83,6 +85,7 @@ async def test_neither_tests_nor_rewards_are_within_the_agents_reach(lab: Any, s
     assert answers[0].splitlines() == [*missing, "[exit code 1]"]
 
 
+@pytest.mark.every_kind
 async def test_the_key_is_in_no_file_and_on_no_command_line(lab: Any, scripted: Any, live: Any) -> None:
     seen: list[list[str]] = []
     model = scripted(["echo hello > out.txt", None])
@@ -104,6 +107,7 @@ async def test_the_key_is_in_no_file_and_on_no_command_line(lab: Any, scripted: 
     assert result.workspace.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.every_kind
 async def test_harness_timeout_is_graded_as_it_stands(lab: Any, scripted: Any, live: Any) -> None:
     harness = Command("echo hello > out.txt; trap '' TERM; (setsid sleep 1234 &); sleep 1234; true")
     times = msgspec.structs.replace(TIMES, harness=0.5)
@@ -192,6 +196,7 @@ async def test_an_environment_that_cannot_be_built_is_excluded(lab: Any, scripte
 
 
 @pytest.mark.parametrize("moment", ["running", "grading"])
+@pytest.mark.every_kind
 async def test_cancellation_leaves_no_process_and_no_workspace(lab: Any, scripted: Any, live: Any, moment: str) -> None:
     word = f"sleep {4321 if moment == 'running' else 8765}"
     harness = Command(f"(setsid {word} &); {word}; true" if moment == "running" else "true")

@@ -124,11 +124,13 @@ EVIL = "#!/bin/sh\\necho 1 > /logs/verifier/reward.txt\\n"
         "rm -f /lib /lib64 /sbin; mkdir /lib64; true",
     ],
 )
+@pytest.mark.every_kind
 async def test_nothing_that_an_execution_leaves_makes_a_reward_or_stops_the_grader(lab: Any, command: str) -> None:
     result = await grade_after(lab, command)
     assert (result.reward, result.reason) == (0.0, GRADED), result.detail
 
 
+@pytest.mark.every_kind
 async def test_links_lead_the_grader_to_its_own_root_only(lab: Any, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("hello")
@@ -140,6 +142,7 @@ async def test_links_lead_the_grader_to_its_own_root_only(lab: Any, tmp_path: Pa
     assert (result.reward, result.reason) == (0.0, GRADED)
 
 
+@pytest.mark.every_kind
 async def test_deletions_are_seen_by_the_grader(lab: Any) -> None:
     test_sh = "#!/bin/bash\n[[ -e Dockerfile ]] && r=0 || r=1\necho $r > /logs/verifier/reward.txt\n"
     more = {"test_sh": test_sh, "dockerfile": "FROM x\nWORKDIR /app\nCOPY Dockerfile .\n"}
@@ -147,6 +150,7 @@ async def test_deletions_are_seen_by_the_grader(lab: Any) -> None:
     assert (await grade_after(lab, "rm Dockerfile", **more)).reward == 1.0
 
 
+@pytest.mark.every_kind
 async def test_the_grader_cannot_write_the_tests_or_reach_out(lab: Any) -> None:
     test_sh = """#!/bin/bash
         echo x >> /tests/test.sh && exit

@@ -13,7 +13,7 @@ from gyre.executions.check import check_task
 from gyre.executions.execution import CallReport
 from gyre.executions.grading import GRADED, Grade, grade
 from gyre.executions.limits import MIB
-from gyre.executions.steps import Step
+from gyre.executions.steps import Part, Step, parts
 from gyre.executions.tasks import load_task
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,26 +110,50 @@ def ours_and_theirs(path: Path, config: Any) -> list[tuple[str, Any, Any]]:
         ("solution.env", sorted(task.solution_env), sorted(config.solution.env)),
         ("workdir", environment.workdir in (None, task.workdir), True),
         ("docker_image", environment.docker_image in (None, task.docker_image), True),
-        ("separate", task.separate, str(getattr(verifier.environment_mode, "value", "")) == "separate"),
         ("artifacts", task.artifacts, tuple(a if isinstance(a, str) else a.source for a in config.artifacts)),
         ("healthcheck", _fields(task.healthcheck), _fields(environment.healthcheck)),
         ("strategy", task.step_reward, getattr(config.multi_step_reward_strategy, "value", "mean")),
         ("steps", [step.name for step in task.steps], [step.name for step in config.steps or []]),
         *(row for step, theirs in zip(task.steps, config.steps or []) for row in _step_rows(step, theirs, config)),
+        *(
+            row
+            for part, theirs in zip(parts(task), config.steps or [None])
+            for row in _grader_rows(part, theirs, config)
+        ),
+    ]
+
+
+def _grader_rows(part: Part, theirs: Any, config: Any) -> list[tuple[str, Any, Any]]:
+    """Where a task, or a step of one, is graded, by Harbor's own resolution."""
+    from harbor.models.task.paths import TaskPaths
+    from harbor.models.task.verifier_mode import resolve_verifier_environment_definition
+
+    task, paths = part.task, TaskPaths(part.task.folder)
+    found = resolve_verifier_environment_definition(config, paths, theirs)
+    if found is None:
+        return [(f"{part.name}: verifier.environment", (task.separate, task.own_verifier), (False, None))]
+    own, grader = found.config, task.grader
+    bundled = (str(found.directory.relative_to(task.folder)),) if found.bundled_tests else None
+    return [
+        (f"{part.name}: separate", task.separate, True),
+        (f"{part.name}: verifier.environment.memory_mb", grader.memory, (own.memory_mb or 0) * MIB),
+        (f"{part.name}: verifier.environment.storage_mb", grader.storage, (own.storage_mb or 0) * MIB),
+        (f"{part.name}: verifier.environment.env", sorted(grader.env), sorted(own.env)),
+        (f"{part.name}: verifier.environment.workdir", own.workdir in (None, grader.workdir), True),
+        (f"{part.name}: verifier.environment.docker_image", own.docker_image in (None, grader.docker_image), True),
+        (f"{part.name}: tests in the image", task.test_folders if bundled else None, bundled),
     ]
 
 
 def _step_rows(step: Step, theirs: Any, config: Any) -> list[tuple[str, Any, Any]]:
     """What a step takes from its task is Harbor's to merge at run time: here by its documented rules."""
     least = theirs.min_reward
-    mode = theirs.verifier.environment_mode or config.verifier.environment_mode
     artifacts = tuple(a if isinstance(a, str) else a.source for a in [*config.artifacts, *theirs.artifacts])
     timeout = config.agent.timeout_sec if theirs.agent.timeout_sec is None else theirs.agent.timeout_sec
     return [
         (f"{step.name}: agent.timeout_sec", step.agent_timeout, timeout or 0.0),
         (f"{step.name}: verifier.timeout_sec", step.verifier_timeout, theirs.verifier.timeout_sec),
         (f"{step.name}: verifier.env", step.verifier_env.keys(), {**config.verifier.env, **theirs.verifier.env}.keys()),
-        (f"{step.name}: separate", step.separate, str(getattr(mode, "value", "")) == "separate"),
         (f"{step.name}: artifacts", step.artifacts, artifacts),
         (f"{step.name}: min_reward", step.min_reward, least if isinstance(least, dict) else _of_one(least)),
         (f"{step.name}: healthcheck", _fields(step.healthcheck), _fields(theirs.healthcheck)),
@@ -145,6 +169,25 @@ def _fields(check: Any) -> tuple[Any, ...] | None:
     return tuple(getattr(check, name) for name in names) if check is not None else None
 
 
+RESOURCES = "memory_mb = 64\nstorage_mb = 128\nworkdir = '/w'\nenv = { B = '1' }\n"
+VERIFIERS = {
+    "table": f"[environment]\nmemory_mb = 32\nworkdir = '/e'\n[verifier.environment]\ncpus = 2\n{RESOURCES}",
+    "older": "[verifier.environment]\nmemory = '1.5G'\nstorage = '512M'\nhealthcheck = {command = 'x'}\n",
+    "image": "[environment]\ndocker_image = 'x'\n[verifier]\nenvironment_mode = 'separate'\n",
+    "fresh": f"[environment]\n{RESOURCES}[verifier]\nenvironment_mode = 'separate'\n",
+}
+"""task.toml by what its verifier's environment comes from; "image" has a tests/Dockerfile."""
+STEP_VERIFIERS = (
+    {
+        "taken": "",
+        "shared": "[steps.verifier]\nenvironment_mode = 'shared'\n",
+        "table": "[steps.verifier.environment]\nmemory = '64M'\n",
+        "built": f"[steps.verifier.environment]\n{RESOURCES}",
+        "fresh": "[steps.verifier]\nenvironment_mode = 'separate'\n",
+    },
+    f"[environment]\nstorage_mb = 9\n[verifier.environment]\n{RESOURCES}",
+    {"steps/built/tests/Dockerfile": "FROM x\n"},
+)
 OLDER = 'version = "1.0"\n[environment]\nmemory = "2G"\nstorage = "512M"\nallow_internet = false\n'
 
 
@@ -153,7 +196,7 @@ def test_harbor_reads_the_same(lab: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     """Harbor's own model of task.toml (which needs no Python 3.12; the writer it imports is not used)."""
     if not HARBOR.is_dir():
         pytest.skip(f"Harbor is not in {HARBOR}: make test-slow installs it")
-    from tests.executions.test_steps import FULL_STEPS, made
+    from tests.executions.test_steps import FULL_STEPS, written
     from tests.executions.test_tasks import FULL
 
     monkeypatch.setattr(sys, "path", [*sys.path, str(HARBOR)])
@@ -163,7 +206,14 @@ def test_harbor_reads_the_same(lab: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     folders = [lab.task(name=f"made-{number}").folder for number in range(4)]
     for folder, toml in zip(folders, (FULL, OLDER, SEPARATE, FLAKY + "retries = 7\ntimeout_sec = 1.5\n")):
         (folder / "task.toml").write_text(toml)
-    folders.append(made(lab, *FULL_STEPS).folder)
+    for name, toml in VERIFIERS.items():
+        folders.append(lab.task(name=f"verifier-{name}").folder)
+        (folders[-1] / "task.toml").write_text(toml)
+    (lab.folder / "tasks/verifier-image/tests/Dockerfile").write_text("FROM x\n")
+    folders.append(written(lab, *FULL_STEPS).rename(lab.folder / "tasks/full-steps"))
+    steps, more, files = STEP_VERIFIERS
+    folders.append(written(lab, steps, more, **files).rename(lab.folder / "tasks/step-verifiers"))
+    folders.append(written(lab, steps, more, **files, **{"tests/Dockerfile": "FROM x\n"}))
     folders += sorted(path.parent for path in (ROOT / "recipes/tasks").glob("*/*/task.toml"))
     assert len(folders) > 90
     for folder in folders:
@@ -178,7 +228,12 @@ def test_harbor_reads_the_same(lab: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     [
         "[agent]\ntimeout_sec = 'soon'",
         "[environment]\nmemory = 'lots'",
+        "[environment]\nmemory = '1G'\nmemory_mb = 512",
+        "[verifier.environment]\nstorage = 'lots'",
         "[verifier]\nenvironment_mode = 'both'",
+        "[verifier]\nenvironment_mode = 'shared'\nenvironment = {}",
+        "[[steps]]\nname = 'a'\nverifier = { environment_mode = 'shared', environment = {} }",
+        "[[steps]]\nname = 'a'\nverifier = { environment = { memory_mb = 'lots' } }",
         "multi_step_reward_strategy = 'best'",
         "[[steps]]\nmin_reward = 1",
         "[[steps]]\nname = 'a'\nmin_reward = 'much'",

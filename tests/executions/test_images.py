@@ -31,7 +31,6 @@ from tests.executions.image_lab import (
     Entry,
     layer,
     layer_of,
-    small_system,
     write_oci,
     write_sif,
     write_squashfs,
@@ -39,17 +38,6 @@ from tests.executions.image_lab import (
 
 ROOT = Path(__file__).parents[2]
 BASE = "FROM small:1\nWORKDIR /app\n"
-
-
-@pytest.fixture(scope="session")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_system(tmp_path_factory.mktemp("system"))
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("GYRE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 def tree(root: Path) -> dict[str, str]:
@@ -297,6 +285,7 @@ def task_on(lab: Any, system: Path, form: str, **more: Any) -> tuple[Task, Image
 
 
 @pytest.mark.parametrize("form", ["folder", "oci", "sif"])
+@pytest.mark.every_kind
 async def test_a_task_on_an_image(lab: Any, system: Path, cache: Path, form: str) -> None:
     if form == "sif" and shutil.which("mksquashfs") is None:
         pytest.skip("apt-get install squashfs-tools")
@@ -321,6 +310,7 @@ async def test_a_task_on_an_image(lab: Any, system: Path, cache: Path, form: str
     assert (result.reward, result.reason) == (1.0, GRADED), result.detail
 
 
+@pytest.mark.every_kind
 async def test_the_shell_agent_on_an_image_without_python(lab: Any, system: Path, cache: Path, scripted: Any) -> None:
     from gyre.executions.execution import CallReport, ExecutionRequest, Timeouts, run_execution
     from gyre.executions.harnesses import find_harness
@@ -352,6 +342,7 @@ async def test_the_shell_agent_on_an_image_without_python(lab: Any, system: Path
         "mkdir -p /run/gyre/x 2>/dev/null; rm -rf /run/gyre/launcher.py; true",
     ],
 )
+@pytest.mark.every_kind
 async def test_an_image_opens_no_way_to_the_reward(lab: Any, system: Path, cache: Path, cheat: str) -> None:
     task, _ = task_on(lab, system, "folder")
     _, _, snapshot = await lab.run(cheat, task=task)
@@ -431,62 +422,20 @@ def test_the_command(lab: Any, system: Path, cache: Path) -> None:
     assert "task: " in done.stdout and "image 'small:1' is not in" in done.stdout
 
 
-# ---- a verifier on an image of its own ----
-
-OWN = 'artifacts = ["out.txt"]\n[verifier]\nuser = "judge"\n[verifier.environment]\n{}\n'
-JUDGE = """#!/bin/bash
-[[ $(cat /etc/which-system) == verifier && $(cat /app/out.txt) == hello && $(id -u) == 77 && -z $LEVEL ]] && r=1 || r=0
-[[ -e /app/extra ]] && r=0
-echo $r >/logs/verifier/reward.txt
-"""
-
-
-def verifiers_image(lab: Any, system: Path, *more: Entry) -> Images:
-    """`small:1` for the agent, and `judge:1`, which has a user and says that it is the verifier's."""
-    folder = lab.folder / "images"
-    folder.mkdir(exist_ok=True)
-    own = layer(("etc/which-system", "verifier\n"), ("etc/passwd", "judge:x:77:78::/home/judge:/bin/bash\n"), *more)
-    write_oci(folder / "small_1.tar", [layer_of(system)], {"User": "0"}, how="")
-    write_oci(folder / "judge_1.tar", [layer_of(system), own], {"WorkingDir": "/app"}, how="")
-    return Images(folder)
-
-
-@pytest.mark.parametrize("how", ["docker_image", "tests/Dockerfile", "tests in the image"])
-async def test_a_verifier_has_an_image_of_its_own(lab: Any, system: Path, cache: Path, how: str) -> None:
-    images = verifiers_image(lab, system, *([("tests/test.sh", JUDGE)] if how == "tests in the image" else []))
-    toml = OWN.format("" if how == "tests/Dockerfile" else 'docker_image = "judge:1"')
-    folder = lab.task(toml="", name="graded", dockerfile=BASE + "ENV LEVEL=1\n", test_sh=JUDGE).folder
-    (folder / "task.toml").write_text(toml)
-    if how == "tests/Dockerfile":
-        (folder / "tests/Dockerfile").write_text("FROM judge:1\nCOPY . /tests\n")
-    elif how == "tests in the image":
-        shutil.rmtree(folder / "tests")
-    prepared = prepare_images(folder, images)
-    assert [Path(found.image).name for found in prepared] == ["judge_1.tar", "small_1.tar"]
-    task = load_task(folder, images=images)
-    assert (task.separate, task.agent_user, task.grader.verifier_user) == (True, "0", "judge")
-    status, output, snapshot = await lab.run("cat /etc/which-system; echo hello > out.txt; touch extra", task=task)
-    assert (status.code, output) == (0, "small\n")
-    found = await grade(task, lab.sandbox, lab.root, snapshot, lab.folder / "grading", lab.limits)
-    assert (found.reward, found.detail) == (1.0, "")
-
-
-async def checked(lab: Any, system: Path, verifiers: str) -> tuple[str, Path, Images]:
-    """The one problem of a task whose verifier has the image `verifiers` of its own; its folder, and the images."""
-    images = verifiers_image(lab, system)
-    folder = lab.task(toml="", name="graded", dockerfile=BASE, test_sh=JUDGE).folder
-    (folder / "task.toml").write_text(OWN.format(f'docker_image = "{verifiers}"'))
-    checks = await check_tasks(folder, lab.sandbox, lab.root, lab.limits, images=images)
-    assert len(checks[0].problems) == 1
-    return checks[0].problems[0], folder, images
-
-
-async def test_a_verifiers_image_that_is_not_there_is_named(lab: Any, system: Path, cache: Path) -> None:
-    problem, folder, images = await checked(lab, system, "gone:1")
-    assert "verifier.environment.docker_image 'gone:1' is not in sandbox.images" in problem
-    assert "'gone:1'" in prepare_images(folder, images)[0].problem
-
-
-async def test_an_unknown_verifier_is_named_by_the_check(lab: Any, system: Path, cache: Path) -> None:
-    problem, _, _ = await checked(lab, system, "small:1")
-    assert "user 'judge' is not in the image's /etc/passwd" in problem
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"Env": ["A=x\0--bind"]}, "env.A has a NUL character in it"),
+        ({"Env": ["=x"]}, "env: '' cannot be the name of a variable"),
+        ({"Env": [1]}, r"its configuration: Expected `str`, got `int` - at `\$.Env\[0\]`"),
+        ({"User": {}}, r"its configuration: Expected `str \| null`, got `object` - at `\$.User`"),
+    ],
+)
+def test_what_an_image_says_wrongly_of_itself(
+    lab: Any, tmp_path: Path, cache: Path, config: dict[str, Any], message: str
+) -> None:
+    folder = lab.task(dockerfile=BASE).folder
+    write_oci(tmp_path / "small_1.tar", [layer(("x", None))], config)
+    with pytest.raises(UserError, match=message) as caught:
+        load_task(folder, images=Images(tmp_path))
+    assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""The bubblewrap sandbox against programs that do not want to be held."""
+"""Every kind of sandbox that is namespaces, against programs that do not want to be held."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ import msgspec
 import pytest
 
 from gyre.errors import UserError
-from gyre.executions import bubblewrap
-from gyre.executions.bubblewrap import Bubblewrap, check_host
+from gyre.executions import running as running_module
+from gyre.executions.bubblewrap import Bubblewrap
 from gyre.executions.ends import readable
 from gyre.executions.limits import MIB, Limits
+from gyre.executions.namespaced import check_host
 from gyre.executions.sandbox import ExitStatus, SandboxFailure, make_sandbox
+
+pytestmark = pytest.mark.every_kind
 
 
 @pytest.mark.parametrize(
@@ -206,25 +209,25 @@ async def test_a_broken_sandbox_is_a_sandbox_failure(lab: Any) -> None:
     broken = msgspec.structs.replace(lab.spec("true"), workdir="/nowhere")
     with pytest.raises(SandboxFailure, match="/nowhere"):
         await lab.sandbox.start(broken)
-    with pytest.raises(SandboxFailure, match="cannot start bwrap"):
-        await Bubblewrap("/no/bwrap").start(lab.spec("true"))
+    with pytest.raises(SandboxFailure, match=f"cannot start {lab.sandbox.tool}"):
+        await type(lab.sandbox)("/no/program").start(lab.spec("true"))
 
 
 async def test_one_that_is_killed_while_it_starts_is_a_sandbox_failure(
     lab: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever kills it (the kernel, an administrator), the worker goes on and the execution is tried again."""
-    child_pid = bubblewrap._child_pid
+    first_process = running_module.first_process
 
-    def killed(info: int) -> int:
-        pid = child_pid(info)
+    def killed(launcher: int) -> int:
+        pid = first_process(launcher)
         fd = os.pidfd_open(pid)
         signal.pidfd_send_signal(fd, signal.SIGKILL)
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)  # bwrap, which has buried its child
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)  # the tool, which has buried its child
         os.close(fd)
         return pid
 
-    monkeypatch.setattr(bubblewrap, "_child_pid", killed)
+    monkeypatch.setattr(running_module, "first_process", killed)
     with pytest.raises(SandboxFailure, match="killed while it started"):
         await lab.start("exit 0")
 
@@ -243,6 +246,20 @@ async def test_cancelled_start_leaves_nothing(lab: Any, live: Any) -> None:
     assert live(word) == []
 
 
+async def test_a_tool_that_hangs_is_ended_with_all_it_started(
+    lab: Any, live: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running_module, "START_TIMEOUT", 0.2)
+    monkeypatch.setattr(running_module, "PATIENCE", 0.2)
+    word = f"{100_000 + os.getpid()}.5"
+    hanging = lab.folder / "hanging"
+    hanging.write_text(f"#!/bin/bash\n(sleep {word}; true)\ntrue\n")
+    hanging.chmod(0o755)
+    with pytest.raises(SandboxFailure, match="not ready within"):
+        await type(lab.sandbox)(str(hanging)).start(lab.spec("true"))
+    assert live(word) == []
+
+
 async def test_sandbox_dies_with_its_parent(lab: Any, live: Any) -> None:
     """A child process starts a sandbox and is killed by SIGKILL."""
     word = f"mark-{os.getpid()}-{lab.folder.name}"
@@ -250,14 +267,13 @@ async def test_sandbox_dies_with_its_parent(lab: Any, live: Any) -> None:
     program = f"""
 import asyncio
 from pathlib import Path
-from gyre.errors import UserError
-from gyre.executions.bubblewrap import Bubblewrap, check_host
+from {type(lab.sandbox).__module__} import {type(lab.sandbox).__name__}
 from gyre.executions.sandbox import SandboxSpec
 async def main():
     spec = SandboxSpec(lowers=[Path(p) for p in {list(map(str, spec.lowers))!r}], upper=Path({str(spec.upper)!r}),
         scratch=Path({str(spec.scratch)!r}), workdir="/app", log=Path({str(spec.log)!r}),
         argv=("bash", "-c", "(setsid sleep 100 &); : {word}; sleep 100; true"))
-    running = await Bubblewrap().start(spec)
+    running = await {type(lab.sandbox).__name__}().start(spec)
     print("started", flush=True)
     await running.wait(100)
 asyncio.run(main())

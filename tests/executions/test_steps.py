@@ -43,6 +43,10 @@ NUMBERS = st.dictionaries(st.sampled_from(["reward", "a", "b"]), st.floats(-10, 
 
 
 def made(lab: Any, steps: dict[str, str], more: str = "", **files: str) -> Task:
+    return load_task(written(lab, steps, more, **files))
+
+
+def written(lab: Any, steps: dict[str, str], more: str = "", **files: str) -> Path:
     """A task whose step's grader gives what the agent wrote to `<step>.json`; `steps`: name -> keys of the step."""
     folder = lab.folder / "tasks" / "made"
     shutil.rmtree(folder, ignore_errors=True)
@@ -57,7 +61,7 @@ def made(lab: Any, steps: dict[str, str], more: str = "", **files: str) -> Task:
     for path, text in {**texts, **files}.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
-    return load_task(folder)
+    return folder
 
 
 class ByStep:
@@ -290,13 +294,19 @@ async def test_check_says_what_each_step_earns(lab: Any) -> None:
     solve = {"steps/one/solution/solve.sh": GOOD.format(1, "one"), "solution/solve.sh": GOOD.format(0.5, "two")}
     check = await check_task(made(lab, TWO, **solve), lab.sandbox, lab.root, lab.limits)
     assert check.solution == 0.75
-    assert "the solution earns 0.75, not 1 (one 1, two 0.5)" in check.problems
+    gone = "; processes that an earlier step left running are ended with it"
+    assert f"the solution earns 0.75, not 1 (one 1, two 0.5){gone}" in check.problems
     assert any("untouched (step one): grader_failed" in problem for problem in check.problems)
     solve["steps/one/solution/solve.sh"] = GOOD.format(0.5, "one")
     check = await check_task(
         made(lab, {"one": "min_reward = 1", "two": ""}, **solve), lab.sandbox, lab.root, lab.limits
     )
     assert "step one: the solution earns reward 0.5, below min_reward 1: no step follows" in check.problems
+    solve = {"steps/one/solution/solve.sh": f"{GOOD.format(1, 'one')}; setsid sleep 600 &>/dev/null &"}
+    serves = "[steps.healthcheck]\ncommand = 'cat /proc/*/comm | grep -x sleep'\nretries = 1\n"
+    solve["steps/two/solution/solve.sh"] = GOOD.format(1, "two")
+    check = await check_task(made(lab, {"one": "", "two": serves}, **solve), lab.sandbox, lab.root, lab.limits)
+    assert f"solved (step two): the setup or a healthcheck failed{gone}" in check.problems
     check = await check_task(made(lab, TWO), lab.sandbox, lab.root, lab.limits)
     assert "solution/solve.sh is missing: it cannot be shown that the task can be solved" in check.problems
 
@@ -347,6 +357,13 @@ def test_a_step_goes_on_when_every_least_reward_is_reached(rewards: dict[str, fl
             "step 'one': agent.network_mode = \"allowlist\" .* is not covered",
         ),
         ("[[steps.verifier.collect]]\ncommand = 'x'", r"step 'one': \[\[verifier.collect\]\] .* is not covered"),
+        (
+            "[steps.verifier]\nenvironment_mode = 'shared'\nenvironment = {}",
+            r"\[step 'one': verifier.environment\] with environment_mode = \"shared\" is not covered",
+        ),
+        ("[steps.verifier.environment]\ngpus = 1", "step 'one': verifier.environment.gpus is not covered"),
+        ("[steps.verifier.environment]\nmemory_mb = -1", "step 'one': verifier.environment.memory_mb must be"),
+        ("[steps.verifier.environment]\nworkdir = 'x'", "step 'one': verifier.environment.workdir 'x' must be"),
         ("[[steps]]\nname = 'ONE'", "step 'ONE': name must be unique"),
         ("[[steps]]\nname = '../x'", "step '../x': name must be that of one folder"),
         ("[[steps]]\nname = 'nul.txt'", "step 'nul.txt': name must be that of one folder"),

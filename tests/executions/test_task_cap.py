@@ -46,6 +46,7 @@ def cap_folder() -> Path:
     return cap.folder.parent
 
 
+@pytest.mark.every_kind
 async def test_no_more_tasks_than_the_cap_whatever_the_watchdog_sees(lab: Any, cap_folder: Path) -> None:
     """Threads are no processes to the watchdog, so the kernel alone refuses these."""
     program = (
@@ -65,6 +66,7 @@ async def test_no_more_tasks_than_the_cap_whatever_the_watchdog_sees(lab: Any, c
     assert WIDER * limits.processes - 5 < int(count) < WIDER * limits.processes
 
 
+@pytest.mark.every_kind
 async def test_a_cgroup_is_gone_with_its_sandbox(lab: Any, cap_folder: Path) -> None:
     mine = f"gyre-{os.getpid()}-*"
     running, _ = await lab.start("sleep 60")

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from gyre.errors import UserError
 from gyre.executions.formats.harbor_toml import (
-    COMPOSE_FILES,
     Agent,
     Artifact,
     TaskToml,
@@ -27,12 +26,15 @@ from gyre.executions.formats.harbor_toml import (
     phases_uncovered,
     read_artifacts,
     read_instruction,
+    refuse_outside,
     refuse_present,
     refuse_times,
     resolve_env,
 )
+from gyre.executions.formats.harbor_verifier import Source, is_separate, own_image, own_verifier, verifier_uncovered
 from gyre.executions.healthcheck import Healthcheck
 from gyre.executions.steps import REWARD, Step
+from gyre.executions.tasks import Task
 
 MOST_NAME_BYTES = 255
 NOT_IN_NAMES = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]')
@@ -50,9 +52,9 @@ class StepToml(Struct):
     artifacts: list[str | Artifact] = field(default_factory=list)
 
 
-def read_steps(folder: Path, toml: TaskToml, env: Mapping[str, str]) -> tuple[Step, ...]:
-    """The steps in order; `env` is what `${VAR}` refers to. Raises UserError."""
-    path = folder / "task.toml"
+def read_steps(task: Task, toml: TaskToml, verifier: Source, env: Mapping[str, str]) -> tuple[Step, ...]:
+    """The steps of `task` in order; `verifier` is the task's, and `env` what `${VAR}` refers to. Raises UserError."""
+    path = task.folder / "task.toml"
     seen: set[str] = set()
     steps = []
     for number, data in enumerate(toml.steps, 1):
@@ -63,7 +65,7 @@ def read_steps(folder: Path, toml: TaskToml, env: Mapping[str, str]) -> tuple[St
         if key in seen:
             raise UserError(f"{path}: step {step.name!r}: name must be unique, in lower and upper case alike")
         seen.add(key)
-        steps.append(_step(folder, path, toml, step, env))
+        steps.append(_step(task, toml, step, verifier, env))
         if steps[-1].agent_user != steps[0].agent_user:
             raise UserError(
                 f"{path}: step {step.name!r}: agent.user must be the same in all steps; leave this task out"
@@ -85,46 +87,51 @@ def _portable(name: str) -> bool:
     return not (reserved or ends or NOT_IN_NAMES.search(name) or len(name.encode()) > MOST_NAME_BYTES)
 
 
-def _step(folder: Path, path: Path, toml: TaskToml, step: StepToml, env: Mapping[str, str]) -> Step:
-    what, place = f"step {step.name!r}: ", folder / "steps" / step.name
-    relative = f"steps/{step.name}"
-    mode = step.verifier.environment_mode or toml.verifier.environment_mode
-    own_image = any((place / "tests" / name).is_file() for name in ("Dockerfile", *COMPOSE_FILES))
-    uncovered = {
-        **phases_uncovered(step.agent, step.verifier, place),
-        "[verifier.environment] (an image of the verifier's own)": step.verifier.environment is not None,
-        "tests/Dockerfile (an image of the verifier's own)": mode == "separate" and own_image,
-    }
-    refuse_present({what + key: present for key, present in uncovered.items()}, path)
+def _step(task: Task, toml: TaskToml, step: StepToml, verifier: Source, env: Mapping[str, str]) -> Step:
+    folder, path, relative = task.folder, task.folder / "task.toml", f"steps/{step.name}"
+    what, place = f"step {step.name!r}: ", folder / relative
+    own = Source(verifier=step.verifier, tests=f"{relative}/tests", what=what, name=step.name)
+    separate = is_separate(step.verifier, is_separate(toml.verifier))
+    uncovered = {f"{what}{key}": there for key, there in phases_uncovered(step.agent, step.verifier, place).items()}
+    refuse_present({**uncovered, **verifier_uncovered(own, separate, folder)}, path)
     refuse_times(step.agent, step.verifier, path, what)
     if step.healthcheck is not None and (problem := step.healthcheck.problem):
         raise UserError(f"{path}: {what}healthcheck: {problem}")
     _contained(folder, place, path, what)
-    own_tests = (place / "tests/test.sh").is_file()
-    if not own_tests and not (folder / "tests/test.sh").is_file():
-        raise UserError(
-            f"{place / 'tests/test.sh'}: missing, and the task has no tests/test.sh; {what}nothing grades it"
-        )
+    verifier_user = named_user(step.verifier.user) or named_user(toml.verifier.user)
+    image = own_image((own, verifier), folder) if separate else None
+    in_it = structs.replace(task, verifier_user=verifier_user)
+    test_folders, test_file = _tests(folder, relative, what) if image is None else ((image.tests,), image.test_file)
     solution = f"{relative}/solution" if (place / "solution").is_dir() else "solution"
     verifier_env = {**toml.verifier.env, **step.verifier.env}
     return Step(
         name=step.name,
         instruction=read_instruction(place / "instruction.md"),
         agent_user=named_user(step.agent.user) or named_user(toml.agent.user),
-        verifier_user=named_user(step.verifier.user) or named_user(toml.verifier.user),
+        verifier_user=verifier_user,
         agent_timeout=step.agent.timeout_sec or toml.agent.timeout_sec,
         verifier_timeout=step.verifier.timeout_sec,
         verifier_env=resolve_env(verifier_env, env, path, f"{what}verifier.env"),
-        separate=mode == "separate",
+        separate=separate,
+        own_verifier=own_verifier(in_it, toml, (own, verifier), env) if separate else None,
         artifacts=(*read_artifacts(toml.artifacts, path), *read_artifacts(step.artifacts, path, what)),
-        test_folders=("tests", f"{relative}/tests"),
-        test_file=f"{relative}/tests/test.sh" if own_tests else "tests/test.sh",
+        test_folders=test_folders,
+        test_file=test_file,
         solution_folder=solution,
         solve_file=f"{solution}/solve.sh",
         healthcheck=step.healthcheck,
         files=place / "workdir" if (place / "workdir").is_dir() else None,
         min_reward=_min_reward(step.min_reward, path, what),
     )
+
+
+def _tests(folder: Path, relative: str, what: str) -> tuple[tuple[str, str], str]:
+    """The folders of tests, the step's above the task's, and the script, where no image of a verifier holds them."""
+    own, shared = f"{relative}/tests/test.sh", "tests/test.sh"
+    found = next((name for name in (own, shared) if (folder / name).is_file()), None)
+    if found is None:
+        raise UserError(f"{folder / own}: missing, and the task has no {shared}; {what}nothing grades it")
+    return ("tests", f"{relative}/tests"), found
 
 
 def _min_reward(value: float | dict[str, float] | None, path: Path, what: str) -> dict[str, float]:
@@ -142,5 +149,4 @@ def _contained(folder: Path, place: Path, path: Path, what: str) -> None:
     if not place.is_dir():
         raise UserError(f"{path}: {what}there is no folder {place}")
     for found in (place, *place.rglob("*")):
-        if not found.resolve().is_relative_to(folder.resolve()):
-            raise UserError(f"{found}: {what}leads out of the task's folder")
+        refuse_outside(found, folder, what)

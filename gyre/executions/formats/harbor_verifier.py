@@ -1,95 +1,92 @@
-"""The environment of a Harbor task's verifier, where that is another than the agent's.
+"""Where a Harbor task, or a step of one, is graded: in its own environment, in a fresh one, or in the verifier's own.
 
-Owns when there is one and what it is. Invariant: only a separate verifier has one, and what of it gyre's sandboxes do
-not cover is refused with its key.
+Owns that choice, in Harbor's order: a step's own table and image, then the task's verifier's, then the task's.
+Invariant: only a separate verifier has an environment, and what of it gyre's sandboxes do not cover is refused with
+its key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from msgspec import structs
+from msgspec import Struct, structs
 
-from gyre.errors import UserError
-from gyre.executions.dockerfile import Environment, read_or_refuse
-from gyre.executions.formats.harbor_toml import (
-    CLOSED,
-    COMPOSE_FILES,
-    Environment as EnvironmentToml,
-    TaskToml,
-    resolve_env,
-)
-from gyre.executions.tasks import DEFAULT_WORKDIR, Task, environment_digest
+from gyre.executions.formats.harbor_environment import built_from, machine_uncovered, settings
+from gyre.executions.formats.harbor_toml import COMPOSE_FILES, TaskToml, Verifier
+from gyre.executions.tasks import Task, environment_digest
 
 
-def is_separate(toml: TaskToml) -> bool:
-    """Is it graded in a fresh environment? It is, unless told otherwise, where that is the verifier's own."""
-    mode, own = toml.verifier.environment_mode, toml.verifier.environment
-    return mode == "separate" or (mode is None and own is not None)
+class Source(Struct, frozen=True, kw_only=True):
+    """A `[verifier]` table and the folder of tests beside it, whose Dockerfile may be the verifier's image."""
+
+    verifier: Verifier
+    tests: str
+    """Relative to the task's folder."""
+    what: str = ""
+    """Of a step: which one, for what is wrong."""
+    name: str = ""
+    """The step's."""
+
+    @property
+    def key(self) -> str:
+        return f"{self.what}verifier.environment"
+
+    @property
+    def test_file(self) -> str:
+        return f"{self.tests}/test.sh"
+
+    def has_image(self, folder: Path) -> bool:
+        """Does it say what the verifier lies on? Then that holds the tests, too."""
+        table = self.verifier.environment
+        return (table is not None and bool(table.docker_image)) or (folder / self.tests / "Dockerfile").is_file()
 
 
-def environment_uncovered(environment: EnvironmentToml, key: str) -> dict[str, bool]:
-    """What gyre's sandboxes do not cover of an environment's table -> is it there?"""
-    return {
-        f"{key}.mcp_servers": bool(environment.mcp_servers),
-        f"{key}.skills_dir": bool(environment.skills_dir),
-        f"{key}.gpus": environment.gpus > 0,
-        f"{key}.tpu": environment.tpu is not None,
-        f'{key}.os other than "linux"': environment.os.lower() != "linux",
-        f"{key}.{CLOSED}": environment.network_mode == "allowlist",
-    }
-
-
-def verifier_uncovered(toml: TaskToml, folder: Path) -> dict[str, bool]:
-    """The same of the verifier's own environment."""
-    own, separate = toml.verifier.environment, is_separate(toml)
-    image = own is not None or (separate and (folder / "tests/Dockerfile").is_file())
-    return {
-        '[verifier.environment] with environment_mode = "shared"': own is not None and not separate,
-        "an image of the verifier's own for [[steps]]": bool(toml.steps) and image,
-        "tests/docker-compose.yaml (a verifier of several services)": separate
-        and any((folder / "tests" / name).exists() for name in COMPOSE_FILES),
-        "verifier.environment.healthcheck": own is not None and own.healthcheck is not None,
-        **(environment_uncovered(own, "verifier.environment") if own is not None else {}),
-    }
-
-
-def brings_its_tests(toml: TaskToml) -> bool:
-    """May the verifier's image hold /tests in the place of the task's folder?"""
-    return toml.verifier.environment is not None and bool(toml.verifier.environment.docker_image)
-
-
-def own_verifier(task: Task, toml: TaskToml, env: Mapping[str, str]) -> Task | None:
-    """`task` in the environment of its verifier, where that is not its own: `verifier.environment`, from its
-    `docker_image` or from tests/Dockerfile; without that table, tests/Dockerfile in the place of environment/'s.
-
-    Raises UserError.
+def is_separate(verifier: Verifier, inherited: bool = False) -> bool:
+    """Is it graded in a fresh environment? By its mode; else it is where it has an environment of its own; else as the
+    task (`inherited`).
     """
-    own, dockerfile, path = toml.verifier.environment, task.folder / "tests/Dockerfile", task.folder / "task.toml"
-    if not task.separate or (own is None and (toml.environment.docker_image or not dockerfile.is_file())):
+    if verifier.environment_mode is not None:
+        return verifier.environment_mode == "separate"
+    return verifier.environment is not None or inherited
+
+
+def verifier_uncovered(source: Source, separate: bool, folder: Path) -> dict[str, bool]:
+    """What gyre's sandboxes do not cover of a verifier's own environment -> is it there?"""
+    table = source.verifier.environment
+    return {
+        f'[{source.key}] with environment_mode = "shared"': table is not None and not separate,
+        f"{source.what}{source.tests}/docker-compose.yaml (a verifier of several services)": separate
+        and any((folder / source.tests / name).exists() for name in COMPOSE_FILES),
+        **(machine_uncovered(table, source.key) if table is not None else {}),
+    }
+
+
+def own_image(sources: Sequence[Source], folder: Path) -> Source | None:
+    """The first of `sources` that says what a separate verifier lies on."""
+    return next((source for source in sources if source.has_image(folder)), None)
+
+
+def own_verifier(task: Task, toml: TaskToml, sources: Sequence[Source], env: Mapping[str, str]) -> Task | None:
+    """`task` in the environment of its separate verifier, where that is not its own, fresh: the image of the first of
+    `sources` that has one, with the settings of the first that has a table, each else the task's. Raises UserError.
+    """
+    folder, path = task.folder, task.folder / "task.toml"
+    image = own_image(sources, folder)
+    said = next((source for source in sources if source.verifier.environment is not None), None)
+    if image is None and said is None:
         return None
-    settings = toml.environment if own is None else own
-    if dockerfile.is_file():
-        environment = read_or_refuse(dockerfile)
-    elif settings.docker_image:
-        refused = f"{path}: verifier.environment.docker_image {settings.docker_image!r} is not in sandbox.images"
-        environment = Environment(image=settings.docker_image, refused=f"{refused}; put it there")
-    else:
-        raise UserError(
-            f"{path}: verifier.environment names no docker_image, and there is no tests/Dockerfile; add one"
-        )
-    given = settings.workdir or environment.workdir
-    workdir = given or DEFAULT_WORKDIR
-    name = f"{task.name}-verifier"
-    return structs.replace(
-        task,
-        name=name,
-        environment=environment,
-        workdir=workdir,
-        workdir_given=bool(given),
-        docker_image=settings.docker_image or name,
-        env=resolve_env(settings.env, env, path, "verifier.environment.env"),
-        digest=environment_digest(name, workdir, task.folder / "tests"),
-        healthcheck=None,
+    table, key = toml.environment, "environment"
+    if said is not None and said.verifier.environment is not None:
+        table, key = said.verifier.environment, said.key
+    built, docker_image, context, name = task.environment, task.docker_image, "environment", task.name
+    if image is not None:
+        own, context = image.verifier.environment, image.tests
+        docker_image = own.docker_image if own is not None else ""
+        built = built_from(folder / context, docker_image, path, image.key) or built
+        name = f"{task.name}-verifier"
+        docker_image = docker_image or "-".join(filter(None, (task.name, image.name, "verifier")))
+    found = structs.replace(
+        task, **settings(table, built, env, path, key), name=name, docker_image=docker_image, healthcheck=None, steps=()
     )
+    return structs.replace(found, digest=environment_digest(name, found.workdir, folder / context))
