@@ -6,14 +6,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from gyre.engines.sglang.install import install
 from tests.engines.place import Oracle, Place
-from tests.sglang.server import Server, launch, make_served_model
+from tests.sglang.server import WEIGHTS_KEY, Server, launch, make_served_model
 
 pytest.register_assert_rewrite("tests.engines.test_conformance")
+
+WRITABLE: dict[str, Any] = {"executions_per_cell": 16, "weights": "mooncake"}
+"""Recipe of the shared servers: room for sixteen calls, and memory that others may write."""
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +43,7 @@ def server(installed: None, tmp_path_factory: pytest.TempPathFactory, tiny_model
     """The shared server: sixteen slots, context 4096, and memory that others may write. A test leaves it with the
     weights that it found."""
     folder = tmp_path_factory.mktemp("sglang") / "shared"
-    made = launch(folder, tiny_model, "--chunked-prefill-size", "256", executions_per_cell=16, weights="mooncake")
+    made = launch(folder, tiny_model, "--chunked-prefill-size", "256", weights_key=WEIGHTS_KEY, **WRITABLE)
     try:
         yield made.wait_ready()
     finally:
@@ -62,7 +66,7 @@ def oracle(place: Place) -> Oracle:
 def second(installed: None, tmp_path_factory: pytest.TempPathFactory, tiny_model: str) -> Iterator[Server]:
     """Another server of the same model, on two tensor-parallel ranks, with room for sixteen calls."""
     folder = tmp_path_factory.mktemp("sglang") / "second"
-    made = launch(folder, tiny_model, tensor_parallel=2, executions_per_cell=16, weights="mooncake")
+    made = launch(folder, tiny_model, tensor_parallel=2, weights_key=WEIGHTS_KEY, **WRITABLE)
     try:
         yield made.wait_ready()
     finally:

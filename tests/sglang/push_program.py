@@ -27,7 +27,7 @@ async def push(order: dict[str, Any], tensors: Iterable[tuple[str, torch.Tensor]
         if order["written"]:
             with Placing("127.0.0.1", Path(order["model"]), ranks, torch.float32) as placing:
                 return await push_weights(client, tensors, order["version"], 1 << 16, carrier=placing)
-        return await push_weights(client, tensors, order["version"], 1 << 16, ranks, order["admin_key"])
+        return await push_weights(client, tensors, order["version"], 1 << 16, ranks, order["weights_key"])
 
 
 def main(folder: Path, rank: int) -> None:

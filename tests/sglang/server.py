@@ -33,6 +33,10 @@ def recipe(model: str, *arguments: str, **rollout: Any) -> Recipe:
     )
 
 
+WEIGHTS_KEY = "of the engines of one cell"
+"""The secret by which the shared servers read weights in shared memory."""
+
+
 @dataclass
 class Server:
     """One server process. `log` has its output."""
@@ -82,11 +86,13 @@ def launch(
     environment: dict[str, str] | None = None,
     part: EnginePart = WHOLE,
     store: Store = NO_STORE,
+    weights_key: str = "",
     **rollout: Any,
 ) -> Server:
     """Start a server and return at once; several may start side by side."""
     folder.mkdir(parents=True, exist_ok=True)
-    words = sglang_launch(recipe(model, *arguments, **rollout), Path(model), folder, "engine", part=part, store=store)
+    told: dict[str, Any] = {"part": part, "store": store, "weights_key": weights_key}
+    words = sglang_launch(recipe(model, *arguments, **rollout), Path(model), folder, "engine", **told)
     log = folder / "engine.log"
     with open(log, "wb") as output:
         process = subprocess.Popen(

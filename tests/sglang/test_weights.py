@@ -3,17 +3,20 @@ decides is the checksum that a load from disk gives."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import aiohttp
 import pytest
 import torch
 
 from gyre.engines.client import EngineClient
 from gyre.engines.errors import EngineRefused, EngineUnavailable
-from gyre.engines.push import UPDATING, push_weights
+from gyre.engines.push import UPDATING, Carrier, Tensors, push_to_all, push_weights
+from gyre.engines.shared import SharedBuckets
 from gyre.engines.types import Parameter, RankMemory
 from gyre.processes.placing import Placing
 from gyre.transfer.engine import Piece, TransferSession
@@ -21,7 +24,7 @@ from gyre.transfer.manifest import Peer
 from gyre.transfer.memory import Region
 from tests.engines.place import Oracle, Place
 from tests.engines.test_conformance import ask, near
-from tests.sglang.server import Server
+from tests.sglang.server import WEIGHTS_KEY, Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -41,6 +44,7 @@ def push_from_ranks(
         "url": place.url,
         "api_key": place.api_key,
         "admin_key": place.admin_key,
+        "weights_key": WEIGHTS_KEY,
     }
     work.mkdir()
     (work / "order.json").write_text(json.dumps(order))
@@ -93,6 +97,33 @@ def test_shards_of_a_trainer_are_the_folders_weights(
         assert await push_weights(client, oracle.named(), "restored", 1 << 20, engine_ranks) == before
 
     place.drive(work)
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["tensors", "mooncake"])
+def test_engines_of_a_cell_take_one_push(
+    server: Server, second: Server, oracle: Oracle, other_oracle: Oracle, written: bool
+) -> None:
+    """Both read the same shared memory, or are written to at the same time; a single push to each gives the same."""
+
+    async def work(one: EngineClient) -> None:
+        async with aiohttp.ClientSession() as session:
+            clients = [one, second.place.client(session)]
+            with contextlib.ExitStack() as stack:
+                shared = SharedBuckets(WEIGHTS_KEY)
+                carriers: list[Carrier] = [Tensors(ranks, shared) for ranks in (1, 2)]
+                if written:
+                    into = [(server, 1), (second, 2)]
+                    carriers = [stack.enter_context(placing_into(found, ranks)) for found, ranks in into]
+                engines = list(zip(clients, carriers, strict=True))
+                sums = await push_to_all(engines, other_oracle.named(), "1.1-aaaa", 1 << 16)
+            assert [await client.weight_version() for client in clients] == ["1.1-aaaa"] * 2
+            for client, ranks, checksum in zip(clients, (1, 2), sums, strict=True):
+                got = await client.generate_once(ask([5, 6, 7], 12))
+                near(got.logprobs, other_oracle.logprobs([5, 6, 7], got.output_ids))
+                assert await push_weights(client, other_oracle.named(), "1.1-aaaa", 1 << 20, ranks) == checksum
+                await push_weights(client, oracle.named(), "restored", 1 << 20, ranks)
+
+    server.place.drive(work)
 
 
 async def write(client: EngineClient, oracle: Oracle, version: str, placing: Placing) -> str:
