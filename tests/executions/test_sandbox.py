@@ -217,17 +217,17 @@ async def test_one_that_is_killed_while_it_starts_is_a_sandbox_failure(
     lab: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever kills it (the kernel, an administrator), the worker goes on and the execution is tried again."""
-    first_process = running_module.first_process
+    first_processes = running_module.first_processes
 
-    def killed(launcher: int) -> int:
-        pid = first_process(launcher)
+    def killed(launcher: int) -> tuple[int, int]:
+        pid, innermost = first_processes(launcher)
         fd = os.pidfd_open(pid)
         signal.pidfd_send_signal(fd, signal.SIGKILL)
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)  # the tool, which has buried its child
         os.close(fd)
-        return pid
+        return pid, innermost
 
-    monkeypatch.setattr(running_module, "first_process", killed)
+    monkeypatch.setattr(running_module, "first_processes", killed)
     with pytest.raises(SandboxFailure, match="killed while it started"):
         await lab.start("exit 0")
 
