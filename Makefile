@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 APT := libibverbs1 libnl-3-200 libnl-route-3-200 libnuma1
 
-.PHONY: quickstart test test-slow test-slurm test-sglang sglang-cpu lint install clean slurm-up slurm-down
+.PHONY: quickstart test test-slow slow-tools test-slurm test-sglang sglang-cpu lint install clean slurm-up slurm-down
 
 quickstart: $(STAMP)
 	$(BIN)/gyre submit recipes/quickstart.toml --local
@@ -19,12 +19,16 @@ HARNESSES := claude-code@2.1.220 claude-code@2.1.332 codex@0.171.0 qwen-code@0.1
 # for its trajectory models alone, which need pydantic; the rest of it needs Python 3.12
 HARBOR := $(VENV)/harbor
 
-test-slow: $(STAMP)
+test-slow: slow-tools
 	-bash scripts/system-packages python3-pytest  # the small tasks' own tests want it in /usr
-	for harness in $(HARNESSES); do $(BIN)/gyre harness install $$harness; done
-	[ -d $(HARBOR) ] || $(BIN)/pip install -q --no-deps --ignore-requires-python --target $(HARBOR) harbor==0.26.0
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 900 --ignore tests/sglang
 	$(MAKE) test-sglang
+
+# what the slow tier runs that is neither Debian's nor a test's: harnesses, Harbor, SGLang; downloads, for the most part
+slow-tools: $(STAMP)
+	for harness in $(HARNESSES); do $(BIN)/gyre harness install $$harness; done
+	[ -d $(HARBOR) ] || $(BIN)/pip install -q --no-deps --ignore-requires-python --target $(HARBOR) harbor==0.26.0
+	$(BIN)/gyre engine install sglang
 
 test-slurm: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 900 tests/slurm

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from gyre.training import block_attention, shims
 
-with shims.quiet():
+with shims.importing():
     from megatron.core.packed_seq_params import PackedSeqParams
     from megatron.core.transformer.module import MegatronModule
     from megatron.core.transformer.transformer_config import TransformerConfig

@@ -15,7 +15,7 @@ from gyre.training.architecture import Architecture
 from gyre.training.batch import DeviceBatch
 from gyre.training.model import PolicyModel
 
-with shims.quiet():
+with shims.importing():
     from megatron.core import parallel_state
 
 

@@ -16,7 +16,7 @@ import torch
 
 from gyre.training import flat, shims
 
-with shims.quiet():
+with shims.importing():
     from megatron.core.distributed import DistributedDataParallel
 
 

@@ -18,7 +18,7 @@ from gyre.training.attention import Packing, PositionRotary, SegmentAttention
 from gyre.training.names import mapping
 from gyre.training.place import Layout
 
-with shims.quiet():
+with shims.importing():
     from megatron.core import parallel_state
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec

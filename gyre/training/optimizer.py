@@ -16,7 +16,7 @@ import torch.distributed as dist
 from gyre.training import shims
 from gyre.training.settings import TrainSettings
 
-with shims.quiet():
+with shims.importing():
     from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from gyre.training import shims
 from gyre.training.batch import DeviceBatch, MicroStepBatch, to_device
 
-with shims.quiet():
+with shims.importing():
     from megatron.core import parallel_state
     from megatron.core.distributed import DistributedDataParallel
     from megatron.core.pipeline_parallel.schedules import get_forward_backward_func

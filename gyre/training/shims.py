@@ -43,6 +43,25 @@ def quiet() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Imports of Megatron, quietly; without CUDA also without torch's compiler, which its decorators would load (a
+    third of a rank's start, in CPU time) for fused functions that need a GPU and that we never call on a CPU."""
+    compile_ = torch.compile
+    if not torch.cuda.is_available():
+        torch.compile = _as_it_is  # type: ignore[assignment]
+    try:
+        with quiet():
+            yield
+    finally:
+        torch.compile = compile_
+
+
+def _as_it_is(function: Callable[..., Any] | None = None, **options: Any) -> Callable[..., Any]:
+    """In the place of `torch.compile`, called and as a decorator with options: the function itself."""
+    return function or (lambda decorated: decorated)
+
+
 def router_without_transformer_engine() -> None:
     """Megatron's router of experts asks whether this function is None, and names it only where Transformer Engine is
     installed."""

@@ -26,7 +26,7 @@ from gyre.training import shims
 from gyre.training.model import PolicyModel
 from gyre.training.optimizer import MOMENTS, Adam, Held
 
-with shims.quiet():
+with shims.importing():
     from megatron.core import parallel_state
     from megatron.core.dist_checkpointing.dict_utils import nested_values
     from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory

@@ -33,7 +33,7 @@ from gyre.training.optimizer import Adam
 from gyre.training.saving import Saver
 from gyre.training.settings import TrainSettings
 
-with shims.quiet():
+with shims.importing():
     from megatron.core import parallel_state
 
 

@@ -22,7 +22,7 @@ from gyre.training.architecture import Architecture
 from gyre.training.convert import to_hf, to_megatron
 from gyre.training.names import Mapping, hf_names, is_expert, mapping, megatron_names
 
-with shims.quiet():
+with shims.importing():
     from megatron.core import parallel_state
 
 T = TypeVar("T")
