@@ -174,6 +174,15 @@ async def test_the_command_inherits_no_descriptor(lab: Any) -> None:
     assert output.split() == ["0", "1", "2"]
 
 
+async def test_no_process_beside_it_holds_a_way_out(lab: Any) -> None:
+    """Those of the tool that are seen inside have no file of the host open, no privilege, and the same root."""
+    command = """for process in /proc/[0-9]*; do
+        readlink $process/fd/* | grep -v -e ^/dev/null$ -e ^/proc -e : ; grep -E '^Cap(Prm|Eff)' $process/status
+        [[ $process/root/app -ef /app ]] || echo $process has another root; done; true"""
+    _, output, _ = await lab.run(command)
+    assert {line.split()[-1] for line in output.splitlines()} == {"0" * 16}, output
+
+
 async def test_big_output_is_capped(lab: Any) -> None:
     limits = Limits(log=100_000)
     status, output, _ = await lab.run("head -c 5000000 /dev/zero | tr '\\0' x; echo done >&2; exit 3", limits=limits)
