@@ -31,7 +31,7 @@ FIRST = (
 """The first namespaces, which end with the thread that started them. (The parent-death signal comes after the user
 namespace, whose making clears it.)"""
 PREPARE = """
-mount --all --fstab "$1" && echo 0 > /proc/sys/user/max_user_namespaces && echo task > /proc/sys/kernel/hostname &&
+mount --no-mtab --all --fstab "$1" && echo 0 > /proc/sys/user/max_user_namespaces && hostname task &&
   shift && "$@"
 exit $?
 """
@@ -74,9 +74,9 @@ def find_apptainer() -> str:
     found = shutil.which("apptainer")
     if found is None:
         raise UserError("apptainer is missing: install Apptainer 1.1 or newer, or load your cluster's module of it")
-    for name in ("setpriv", "unshare", "mount"):
+    for name in ("setpriv", "unshare", "mount", "hostname"):
         if shutil.which(name, path=PATH) is None:
-            raise UserError(f"the apptainer sandbox needs {name} (util-linux 2.33 or newer)")
+            raise UserError(f"the apptainer sandbox needs {name} (util-linux 2.33 or newer; hostname is a package)")
     return found
 
 

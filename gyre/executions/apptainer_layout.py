@@ -72,7 +72,10 @@ def lay_out(spec: SandboxSpec) -> SandboxSpec:
         (layout.devices / name).symlink_to(target)
     for name in ("proc", "dev", "run"):
         (layout.mount_points / name).mkdir(parents=True)
-    for number, bind in enumerate(all_binds(spec)):
+    binds = all_binds(spec)
+    for number in range(len(binds), len(binds) + len(spec.lowers) + 1):
+        layout.source(number).mkdir(parents=True)
+    for number, bind in enumerate(binds):
         _place(layout.source(number), bind.source.is_dir())
         if bind.target.startswith(f"{GYRE}/"):
             _place(layout.gyre / bind.target.removeprefix(f"{GYRE}/"), bind.source.is_dir())
@@ -101,7 +104,7 @@ def fstab(spec: SandboxSpec) -> Iterator[tuple[str, str, str, str]]:
     layout, binds = Layout(spec.scratch), all_binds(spec)
     layers = [*spec.lowers, layout.mount_points]
     for number, lower in enumerate(layers, len(binds)):
-        yield str(lower.absolute()), str(layout.source(number)), "none", "bind,x-mount.mkdir"
+        yield str(lower.absolute()), str(layout.source(number)), "none", "bind"
     lowers = ":".join(str(layout.source(number)) for number in reversed(range(len(binds), len(binds) + len(layers))))
     changes = f"upperdir={spec.upper and spec.upper.absolute()},workdir={layout.work}"
     yield "overlay", str(layout.root), "overlay", f"userxattr,lowerdir={lowers},{changes}"
