@@ -9,13 +9,17 @@ Invariants: nothing of the task's files runs before that; the channel (standard 
 end is the sandbox's end.
 """
 
-import ctypes
 import fcntl
 import os
 import socket
 import sys
 import warnings  # noqa: F401  (os.execvp imports it at its first call)
 from _signal import SIG_DFL, SIGINT, SIGKILL, signal
+
+try:
+    import ctypes
+except ImportError:
+    sys.exit("/usr/bin/python3 is without ctypes (Debian: apt install python3)")
 
 PREFIX = "GYRE_WORDS_"
 NEW_NAMESPACES = 0x10000000 | 0x00020000 | 0x20000000 | 0x40000000 | 0x08000000 | 0x04000000
