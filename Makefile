@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 APT := libibverbs1 libnl-3-200 libnl-route-3-200 libnuma1
 
-.PHONY: quickstart test test-slow slow-tools test-slurm test-sglang sglang-cpu lint install clean slurm-up slurm-down
+.PHONY: quickstart test test-slow test-light slow-tools test-slurm test-sglang sglang-cpu lint install clean slurm-up slurm-down
 
 quickstart: $(STAMP)
 	$(BIN)/gyre submit recipes/quickstart.toml --local
@@ -19,10 +19,15 @@ HARNESSES := claude-code@2.1.220 claude-code@2.1.332 codex@0.171.0 qwen-code@0.1
 # for its trajectory models alone, which need pydantic; the rest of it needs Python 3.12
 HARBOR := $(VENV)/harbor
 
+# one heavy stack at a time: runs and Megatron, then SGLang, which leaves a core to what needs neither
+LIGHT := $(addprefix tests/,executions harnesses protocol proxy scheduling simulate views)
 test-slow: slow-tools
 	-bash scripts/system-packages python3-pytest  # the small tasks' own tests want it in /usr
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 900 --ignore tests/sglang
-	$(MAKE) test-sglang
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 900 tests --ignore tests/sglang $(LIGHT:%=--ignore %)
+	$(MAKE) -j2 --output-sync=target test-sglang test-light
+
+test-light: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 900 $(LIGHT)
 
 # what the slow tier runs that is neither Debian's nor a test's: harnesses, Harbor, SGLang; downloads, for the most part
 slow-tools: $(STAMP)

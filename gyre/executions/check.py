@@ -24,6 +24,8 @@ from gyre.executions.steps import FILES, Part, below, combined, parts
 from gyre.executions.tasks import NO_IMAGES, Task, load_task, task_folders
 
 DEFAULT_LIMITS = Limits()
+NOT_KEPT = "; processes that an earlier step left running are ended with it"
+"""Said of a later step that goes wrong: in Harbor's own container they would be there."""
 
 
 class TaskCheck(Struct, frozen=True, kw_only=True):
@@ -152,9 +154,10 @@ async def _rewards_after(
             break
     seconds = sum(grade.seconds for grade in grades)
     each = ", ".join(f"{part.name} {grade.reward:g}" for part, grade in zip(ran, grades))
-    return _Earned(
-        combined([grade.rewards for grade in grades], task.step_reward), seconds, f" ({each})" if task.steps else ""
-    )
+    steps = f" ({each})" if task.steps else ""
+    if solve and any(grade.reward != 1 for grade in grades[1:]):
+        steps += NOT_KEPT
+    return _Earned(combined([grade.rewards for grade in grades], task.step_reward), seconds, steps)
 
 
 async def _grade_after(
@@ -207,7 +210,7 @@ async def _grade_after(
         await finish(running.kill())
     if status.code == UNHEALTHY and part.before:
         failed = "the setup or a healthcheck" if part.name else "the environment's healthcheck"
-        problems.append(f"{what}: {failed} failed")
+        problems.append(f"{what}: {failed} failed{NOT_KEPT if before is not None else ''}")
     elif status.code != 0:
         problems.append(f"{what}: {argv[-1]} ended with {status}")
     snapshot = running.snapshot(workspace / "snapshot")

@@ -9,6 +9,7 @@ environment folder.
 from __future__ import annotations
 
 import json
+import os
 import posixpath
 import re
 import shlex
@@ -62,6 +63,8 @@ def read_dockerfile(path: Path) -> Environment:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not readable: {error}") from error
+    if "\0" in text:
+        raise UserError(f"{path}: has a NUL character in it; take it out")
     image, workdir, user = "", "", ""
     folders: list[str] = []
     copies: list[Copy] = []
@@ -157,8 +160,9 @@ def _copy(rest: str, place: str, context: Path, workdir: str) -> Copy:
 
 
 def _source(context: Path, name: str, place: str) -> Path:
-    source = (context / _plain(name, place).lstrip("/")).resolve()
-    if not source.is_relative_to(context.resolve()):
+    # Path.resolve raises for a link to itself.
+    source = Path(os.path.realpath(context / _plain(name, place).lstrip("/")))
+    if not source.is_relative_to(os.path.realpath(context)):
         raise UserError(f"{place}: COPY source {name!r} lies outside the environment folder")
     if not source.exists():
         raise UserError(f"{place}: COPY source {name!r} does not exist in {context}")

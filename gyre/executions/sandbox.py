@@ -142,7 +142,11 @@ async def make_sandbox(kind: str, folder: Path) -> Sandbox:
         from gyre.executions.apptainer import Apptainer
 
         held = Apptainer()
+    elif kind == "enroot":
+        from gyre.executions.enroot import Enroot
+
+        held = Enroot()
     else:
-        raise UserError(f'sandbox.kind = "{kind}" is not available yet; use "bubblewrap" or "apptainer"')
+        raise UserError(f"{kind} is no kind of sandbox: bubblewrap, apptainer, enroot or process")
     await check_host(held, folder)
     return held

@@ -23,6 +23,7 @@ from gyre.executions.dockerfile import Environment
 from gyre.executions.healthcheck import Healthcheck
 from gyre.executions.images.store import Image, Images
 from gyre.executions.steps import Step, Strategy
+from gyre.executions.texts import refuse_texts
 
 GROUP = "gyre.tasks"
 BUILT_IN = {
@@ -136,13 +137,13 @@ class Format(Protocol):
         """The task; `env` is what variables in it refer to. Raises UserError naming the file and what to do."""
 
 
-def formats() -> Iterator[Format]:
-    """The built-in ones first."""
-    for module in BUILT_IN.values():
-        yield cast(Format, importlib.import_module(module))
+def formats() -> Iterator[tuple[str, Format]]:
+    """With their names, the built-in ones first."""
+    for name, module in BUILT_IN.items():
+        yield name, cast(Format, importlib.import_module(module))
     for entry in entry_points(group=GROUP):
         loaded = entry.load()
-        yield loaded() if isinstance(loaded, type) else loaded
+        yield entry.name, loaded() if isinstance(loaded, type) else loaded
 
 
 NO_IMAGES = Images()
@@ -163,11 +164,14 @@ def load_tasks(
 
 def task_folders(path: Path) -> list[Path]:
     """`path` itself, or the folders in it, sorted by name. Raises UserError when there are none."""
-    if not path.is_dir():
-        raise UserError(f"{path}: no such folder of tasks")
-    if format_of(path) is not None:
-        return [path]
-    folders = sorted(f for f in path.iterdir() if f.is_dir() and not f.name.startswith((".", "__")))
+    try:
+        if not path.is_dir():
+            raise UserError(f"{path}: no such folder of tasks")
+        if format_of(path) is not None:
+            return [path]
+        folders = sorted(f for f in path.iterdir() if f.is_dir() and not f.name.startswith((".", "__")))
+    except OSError as error:
+        raise UserError(f"{path}: not readable: {error}") from error
     if not folders:
         raise UserError(
             f"{path}: no task folders in it; each task is a folder (Harbor's: instruction.md and task.toml)"
@@ -180,10 +184,24 @@ def load_task(folder: Path, host_env: Mapping[str, str] | None = None, images: I
     folder = folder.resolve()
     if not NAME.fullmatch(folder.name):
         raise UserError(f"{folder}: a task's folder is named by letters, digits and . _ - only; rename it")
-    found = format_of(folder)
-    if found is None:
-        raise UserError(f"{folder}: not a task of a known format ({', '.join(BUILT_IN)}): instruction.md is missing")
-    return on_image(found.load(folder, os.environ if host_env is None else host_env), images)
+    try:
+        found = format_of(folder)
+        if found is None:
+            raise UserError(f"{folder}: {_no_task(folder)}")
+        task = found.load(folder, os.environ if host_env is None else host_env)
+        refuse_texts(task)
+        task = on_image(task, images)
+    except OSError as error:
+        raise UserError(f"{folder}: not readable: {error}") from error
+    refuse_texts(task)  # an image says some, too
+    return task
+
+
+def _no_task(folder: Path) -> str:
+    """Why nothing recognises it."""
+    if any(format_of(inside) for inside in folder.iterdir() if inside.is_dir()):
+        return "a folder of tasks, and no task: give it as the path"
+    return f"not a task of a known format ({', '.join(BUILT_IN)}): instruction.md is missing"
 
 
 def on_image(task: Task, images: Images) -> Task:
@@ -233,7 +251,11 @@ def verifier_on_image(verifier: Task | None, images: Images) -> Task | None:
 
 
 def format_of(folder: Path) -> Format | None:
-    return next((found for found in formats() if found.recognises(folder)), None)
+    """The one that recognises `folder`. Raises UserError where several do."""
+    found = {name: each for name, each in formats() if each.recognises(folder)}
+    if len(found) > 1:
+        raise UserError(f"{folder}: a task of several formats ({', '.join(found)}); leave the files of one")
+    return next(iter(found.values()), None)
 
 
 def environment_digest(name: str, workdir: str, environment: Path) -> str:

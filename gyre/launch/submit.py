@@ -16,7 +16,7 @@ import gyre
 from gyre.engines.sglang.install import interpreter
 from gyre.engines.sglang.store import master_program
 from gyre.errors import UserError
-from gyre.executions.harnesses import find_harness
+from gyre.executions.harnesses import find_harness, refuse_instruction
 from gyre.executions.images.store import recipe_images
 from gyre.executions.rewards import find_reward
 from gyre.executions.steps import parts
@@ -60,11 +60,13 @@ def plan(recipe_path: Path, overrides: list[str], local: bool = True) -> Plan:
     """Read and check a recipe and its tasks. Raises UserError."""
     recipe = load_recipe(recipe_path, overrides, local=local)
     refuse_unbuilt(recipe)
+    harness = find_harness(recipe.harness.name)
     images = recipe_images(recipe.sandbox)
     loaded = load_tasks(Path(recipe.tasks.path), images=images)
     loaded_held_out = load_tasks(Path(recipe.eval.path), images=images) if recipe.eval.path else []
     for task in (*loaded, *loaded_held_out):
         refuse_long(recipe.tasks, task)
+        refuse_instruction(harness, task)
     tasks, held_out = ([task.name for task in some] for some in (loaded, loaded_held_out))
     both = set(tasks) & set(held_out)
     if both and recipe.train.steps:
@@ -101,14 +103,12 @@ def refuse_unbuilt(recipe: Recipe) -> None:
     """What the recipe may say and this version does not do. Raises UserError naming the key."""
     refusals = {
         'trajectory.record = "wire": this version records turns and routing': "wire" in recipe.trajectory.record,
-        'sandbox.kind = "enroot": this version has bubblewrap, apptainer and process': recipe.sandbox.kind == "enroot",
         f'sandbox.network = "{recipe.sandbox.network}": this version has "proxy" only': recipe.sandbox.network
         != "proxy",
     }
     for refusal, applies in refusals.items():
         if applies:
             raise UserError(refusal)
-    find_harness(recipe.harness.name)
     find_reward(recipe.tasks.reward or "file")
     if recipe.rollout.engine == "sglang" and not recipe.rollout.python:
         interpreter()

@@ -62,6 +62,22 @@ def test_formats_are_mixed_and_a_recipes_reward_wins(tmp_path: Path) -> None:
             "instruction: x\nparser_name: swe",
             "parser_name 'swe' is not covered",
         ),
+        (TERMINAL_BENCH, "task.yaml", "- x", "task.yaml: Expected `object`, got `array`"),
+        (
+            TERMINAL_BENCH,
+            "task.yaml",
+            "instruction: x\nmax_agent_timeout_sec: -1",
+            "max_agent_timeout_sec must be a number",
+        ),
+        (
+            TERMINAL_BENCH,
+            "task.yaml",
+            "instruction: x\nmax_test_timeout_sec: .nan",
+            "max_test_timeout_sec must be a num",
+        ),
+        (TERMINAL_BENCH, "task.yaml", 'instruction: "\\ud800"', "instruction is no Unicode text"),
+        (TERMINAL_BENCH, "docker-compose.yaml", "services:", "docker-compose.yaml: no services"),
+        (TERMINAL_BENCH, "docker-compose.yaml", "- services", "docker-compose.yaml: no services"),
         (TERMINAL_BENCH, "task.yaml", "instruction: ' '", "the instruction is empty"),
         (
             "terminal-bench/sum-lines",
@@ -72,7 +88,9 @@ def test_formats_are_mixed_and_a_recipes_reward_wins(tmp_path: Path) -> None:
         (NL2REPO, "test_commands.json", "{}", "test_commands.json: must be a list of texts"),
         (NL2REPO, "test_commands.json", "[]", "test_commands.json: no command"),
         (NL2REPO, "test_case_count.txt", "many", "test_case_count.txt: 'many' is not a number of tests"),
-        (NL2REPO, "test_files.json", '["../x"]', r"'../x' leaves the workspace"),
+        (NL2REPO, "test_case_count.txt", "\u00b2", "test_case_count.txt: '\u00b2' is not a number of tests"),
+        (NL2REPO, "test_commands.json", '["\\u0000"]', "test_text has a NUL character"),
+        (NL2REPO, "test_files.json", '["../x"]', r"test_files.json: '../x' leaves the workspace"),
         (NL2REPO, "start.md", "\n", "the specification is empty"),
     ],
 )

@@ -420,3 +420,22 @@ def test_the_command(lab: Any, system: Path, cache: Path) -> None:
     done = gyre("prepare", str(lab.folder / "tasks"), "--images", str(lab.folder))
     assert done.returncode == 1
     assert "task: " in done.stdout and "image 'small:1' is not in" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"Env": ["A=x\0--bind"]}, "env.A has a NUL character in it"),
+        ({"Env": ["=x"]}, "env: '' cannot be the name of a variable"),
+        ({"Env": [1]}, r"its configuration: Expected `str`, got `int` - at `\$.Env\[0\]`"),
+        ({"User": {}}, r"its configuration: Expected `str \| null`, got `object` - at `\$.User`"),
+    ],
+)
+def test_what_an_image_says_wrongly_of_itself(
+    lab: Any, tmp_path: Path, cache: Path, config: dict[str, Any], message: str
+) -> None:
+    folder = lab.task(dockerfile=BASE).folder
+    write_oci(tmp_path / "small_1.tar", [layer(("x", None))], config)
+    with pytest.raises(UserError, match=message) as caught:
+        load_task(folder, images=Images(tmp_path))
+    assert "\n" not in str(caught.value)

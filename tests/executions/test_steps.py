@@ -294,13 +294,19 @@ async def test_check_says_what_each_step_earns(lab: Any) -> None:
     solve = {"steps/one/solution/solve.sh": GOOD.format(1, "one"), "solution/solve.sh": GOOD.format(0.5, "two")}
     check = await check_task(made(lab, TWO, **solve), lab.sandbox, lab.root, lab.limits)
     assert check.solution == 0.75
-    assert "the solution earns 0.75, not 1 (one 1, two 0.5)" in check.problems
+    gone = "; processes that an earlier step left running are ended with it"
+    assert f"the solution earns 0.75, not 1 (one 1, two 0.5){gone}" in check.problems
     assert any("untouched (step one): grader_failed" in problem for problem in check.problems)
     solve["steps/one/solution/solve.sh"] = GOOD.format(0.5, "one")
     check = await check_task(
         made(lab, {"one": "min_reward = 1", "two": ""}, **solve), lab.sandbox, lab.root, lab.limits
     )
     assert "step one: the solution earns reward 0.5, below min_reward 1: no step follows" in check.problems
+    solve = {"steps/one/solution/solve.sh": f"{GOOD.format(1, 'one')}; setsid sleep 600 &>/dev/null &"}
+    serves = "[steps.healthcheck]\ncommand = 'cat /proc/*/comm | grep -x sleep'\nretries = 1\n"
+    solve["steps/two/solution/solve.sh"] = GOOD.format(1, "two")
+    check = await check_task(made(lab, {"one": "", "two": serves}, **solve), lab.sandbox, lab.root, lab.limits)
+    assert f"solved (step two): the setup or a healthcheck failed{gone}" in check.problems
     check = await check_task(made(lab, TWO), lab.sandbox, lab.root, lab.limits)
     assert "solution/solve.sh is missing: it cannot be shown that the task can be solved" in check.problems
 

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from gyre.errors import UserError
+from gyre.executions.harnesses import find_harness, refuse_instruction
+from gyre.executions.harnesses.packaged import ARGUMENT_BYTES
 from gyre.executions.layers import remove_tree
 from gyre.executions.limits import MIB, Limits, Usage, disk_usage, exceeded, recipe_limits
 from gyre.executions.tasks import load_task, load_tasks
@@ -102,6 +105,7 @@ def test_the_digest_names_the_environment(lab: Any) -> None:
         ("[environment]\nos = 'Windows'", 'environment.os other than "linux" is not covered'),
         ("[environment]\ntpu = { type = 'v4', topology = '2x2' }", "environment.tpu is not covered"),
         ("[environment]\nnetwork_mode = 'allowlist'", 'network_mode = "allowlist" .* is not covered'),
+        ("[agent]\nnetwork_mode = 'Public'", r"Invalid enum value 'Public' - at `\$.agent.network_mode`"),
         ("[agent]\nnetwork_mode = 'allowlist'", 'network_mode = "allowlist" .* is not covered'),
         ("artifacts = ['../x']", "artifacts: '../x' must be a path of the main service"),
         ("artifacts = [{ source = '/x', service = 'db' }]", "artifacts: '/x' must be a path of the main service"),
@@ -198,6 +202,114 @@ def test_other_mistakes(lab: Any, tmp_path: Path) -> None:
     (folder / "instruction.md").write_bytes(b"\xff\xfe")
     with pytest.raises(UserError, match="not readable"):
         load_task(folder)
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "link", "loop"])
+@pytest.mark.parametrize("name", ["instruction.md", "task.toml", "tests/test.sh"])
+def test_what_is_no_file(lab: Any, name: str, kind: str) -> None:
+    path = lab.task().folder / name
+    path.unlink()
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(path.name if kind == "loop" else "/nowhere")
+    with pytest.raises(UserError, match=f"{name}: no file; a task needs"):
+        load_task(lab.folder / "tasks/task")
+
+
+@pytest.mark.parametrize("name", ["environment", "tests", "solution"])
+def test_a_folder_that_leads_out_of_the_task(lab: Any, tmp_path: Path, name: str) -> None:
+    folder = lab.task().folder
+    (folder / name).rename(tmp_path / "elsewhere")
+    (folder / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match=f"{name}: leads out of the task's folder"):
+        load_task(folder)
+
+
+def test_links_to_themselves(lab: Any) -> None:
+    folder = lab.task().folder
+    (folder / "environment/loop").symlink_to("loop")
+    (folder / "tests/loop").symlink_to(".")
+    assert load_task(folder).name == "task"
+    (folder / "environment/Dockerfile").write_text("FROM x\nCOPY loop /loop\n")
+    with pytest.raises(UserError, match="COPY source 'loop' does not exist"):
+        load_task(folder)
+
+
+def test_two_formats_and_a_folder_of_folders(lab: Any) -> None:
+    folder = lab.task().folder
+    with pytest.raises(UserError, match="tasks: a folder of tasks, and no task: give it as the path"):
+        load_task(folder.parent)
+    (folder / "task.yaml").touch()
+    with pytest.raises(UserError, match=r"task: a task of several formats \(harbor, terminal-bench\)"):
+        load_task(folder)
+
+
+def test_what_cannot_be_read_is_one_line(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="not readable: .*File name too long"):
+        load_tasks(Path("x" * 300))
+    folder = lab.task().folder
+
+    def closed(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", closed)
+    with pytest.raises(UserError, match=f"{folder}: not readable: .*Permission denied"):
+        load_task(folder)
+
+
+@pytest.mark.parametrize(
+    ("toml", "message"),
+    [
+        ('[environment]\nenv = { A = "x\\u0000--bind" }', r"env.A has a NUL character in it"),
+        ('[environment]\nenv = { "A\\u0000" = "x" }', r"env: 'A\\x00' has a NUL character in it"),
+        ('[verifier]\nenv = { "A=B" = "x" }', "verifier_env: 'A=B' cannot be the name of a variable"),
+        ('[solution]\nenv = { "" = "x" }', "solution_env: '' cannot be the name of a variable"),
+        ('[environment]\nworkdir = "/a\\u0000b"', "workdir has a NUL"),
+        ('[environment]\ndocker_image = "a\\u0000b"', "docker_image has a NUL"),
+        ('[environment.healthcheck]\ncommand = "a\\u0000b"', "healthcheck.command has a NUL"),
+        ('artifacts = ["a\\u0000b"]', "artifacts has a NUL"),
+        ('[verifier.environment]\nenv = { A = "\\u0000" }', "own_verifier.env.A has a NUL"),
+    ],
+)
+def test_what_no_process_can_be_given(lab: Any, toml: str, message: str) -> None:
+    """A NUL ends an argument: what follows it would be an option of the sandbox's."""
+    with pytest.raises(UserError, match=message) as caught:
+        lab.task(toml=toml)
+    assert "\0" not in str(caught.value)
+
+
+def test_nul_in_an_instruction_or_a_dockerfile(lab: Any) -> None:
+    folder = lab.task().folder
+    (folder / "environment/Dockerfile").write_text("FROM x\nENV A=\0\n")
+    with pytest.raises(UserError, match="Dockerfile: has a NUL character"):
+        load_task(folder)
+    (folder / "environment/Dockerfile").write_text("FROM x\n")
+    (folder / "instruction.md").write_text("a\0b")
+    with pytest.raises(UserError, match="instruction has a NUL character"):
+        load_task(folder)
+
+
+async def test_an_instruction_is_as_long_as_an_argument_may_be(lab: Any) -> None:
+    harness = find_harness("claude-code")
+    folder = lab.task().folder
+    longest = "x" * ARGUMENT_BYTES
+    (folder / "instruction.md").write_text(longest)
+    task = load_task(folder)
+    refuse_instruction(harness, task)
+    spec = structs.replace(lab.spec(""), argv=("bash", "-c", "echo ${#1}", "bash", longest))
+    running = await lab.sandbox.start(spec)
+    await running.wait(20)
+    await running.kill()
+    assert spec.log.read_text() == f"{ARGUMENT_BYTES}\n"
+    (folder / "instruction.md").write_text(longest + "x")
+    with pytest.raises(
+        UserError, match=r"task: the instruction has 131072 bytes, and claude-code is started with 131071"
+    ):
+        refuse_instruction(harness, load_task(folder))
+    refuse_instruction(find_harness("shell"), load_task(folder))
 
 
 def test_an_image_without_a_dockerfile_and_compose_are_refused(lab: Any) -> None:

@@ -145,14 +145,26 @@ class Lab:
                 Bubblewrap(),
                 self.root,
                 serve,
-                # The one failure is ours on purpose, and the harness must get over it.
-                lambda: CallReport(world.capture.stats.calls, world.capture.stats.server_errors > 1),
+                _reports(world),
             )
         finally:
             await world.proxy.close()
 
-    def output(self) -> str:
-        return (self.root / "harness.log").read_text(errors="replace")
+    def output(self, session: int = 1) -> str:
+        name = "harness.log" if session == 1 else f"harness.log-{session}"
+        return (self.root / name).read_text(errors="replace")
+
+
+def _reports(world: World) -> Callable[[], CallReport]:
+    """What each session's calls were; the one failure is ours on purpose, and the harness must get over it."""
+    seen = 0
+
+    def report() -> CallReport:
+        nonlocal seen
+        before, seen = seen, world.capture.stats.calls
+        return CallReport(seen - before, world.capture.stats.server_errors > 1)
+
+    return report
 
 
 class Play:
@@ -239,13 +251,15 @@ def _beginnings(rows: list[Turn]) -> set[int]:
     return found
 
 
-def check_exact(world: World, malformed: int = 0) -> list[Turn]:
-    """Each turn's tokens are those that the engine was sent and sampled, bit for bit, and all of them are trained."""
+def check_exact(world: World, malformed: int = 0, faults: int = 1) -> list[Turn]:
+    """Each turn's tokens are those that the engine was sent and sampled, bit for bit, and all of them are trained;
+    `faults`: of ours on purpose, of each kind."""
     asked: dict[tuple[int, ...], list[list[int]]] = {}
     for request, sampled in zip(world.engine.requests, world.engine.given, strict=True):
         asked.setdefault(tuple(request.input_ids), []).append(sampled)
     stats = world.capture.stats
-    assert (stats.server_errors, stats.continuations, stats.malformed_calls, stats.dangling) == (1, 1, malformed, 0)
+    counted = (stats.server_errors, stats.continuations, stats.malformed_calls, stats.dangling)
+    assert counted == (faults, faults, malformed, 0)
     rows = latest_rows(world.sink.rows)
     assert {row.status for row in rows} == {"committed"}
     for row in rows:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec import structs
 
 from gyre.executions.tasks import load_task
 from gyre.proxy.harness_rules.claude_code import SUMMARY_MARKER
-from tests.harnesses.lab import Play, check_session
+from tests.harnesses.lab import Play, check_exact, check_session
 from tests.proxy.conftest import Script
 from tests.proxy.fake_harness import call
 
@@ -58,6 +60,12 @@ class Session(Play):
         return "All is done." if step is None else think(step.replace("AGENT", named))
 
 
+def result_line(output: str) -> dict[str, Any]:
+    lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    (ended,) = [line for line in lines if line.get("type") == "result"]
+    return ended
+
+
 @pytest.mark.parametrize("version", CONTEXTS)
 async def test_a_whole_session(lab, version):
     play = Session(lab, STEPS)
@@ -65,8 +73,7 @@ async def test_a_whole_session(lab, version):
     rows = check_session(lab, result, play, sub_agent=3, summaries=True)
     roles = [row.role for row in rows]
     assert "prompt of tool call call_" in rows[roles.index("sub-agent")].evidence
-    lines = [json.loads(line) for line in lab.output().splitlines() if line.startswith("{")]
-    (ended,) = [line for line in lines if line.get("type") == "result"]
+    ended = result_line(lab.output())
     assert (ended["subtype"], ended["is_error"]) == ("success", False)
 
 
@@ -82,3 +89,33 @@ async def test_the_small_tasks_of_other_formats(lab, folder):
     result = await lab.run("claude-code", "2.1.220", rule, task=task)
     assert (result.outcome, result.reason, result.reward) == ("graded", "finished", 1.0), lab.output()[-3000:]
     assert result.model_calls >= 2
+
+
+async def test_a_task_of_several_steps_is_one_execution_of_new_conversations(lab):
+    """As in Harbor, which runs the agent anew for each step and resumes no session unless a job asks for it."""
+    task = load_task(Path(__file__).parents[2] / "recipes/tasks/several-steps/stock-count")
+    task = structs.replace(task, memory=0)  # how much Claude Code takes is not what is asked here
+
+    def rule(text, number):
+        # Exactly one: the second session knows nothing of the first one's task.
+        (step,) = [step for step in task.steps if step.instruction in text]
+        solution = (task.folder / step.solve_file).read_text()
+        return [Script(think(bash(solution)) if "<tool_response>" not in text else "It is done.")]
+
+    result = await lab.run("claude-code", "2.1.332", rule, task=task)
+    assert (result.outcome, result.reason, result.reward) == ("graded", "finished", 1.0), lab.output()[-3000:]
+    assert [(step.name, step.reward, step.model_calls) for step in result.steps] == [
+        ("count", 1.0, 2),
+        ("delivery", 1.0, 2),
+    ]
+    rows = check_exact(lab.world, faults=0)
+    assert [(row.turn, row.thread, row.role) for row in rows] == [(turn, "main", "main") for turn in range(4)]
+    # What the sessions have in common ends before anything that the first one was told or sampled.
+    assert [row.parent for row in rows] == [-1, 0, 0, 2]
+    assert task.steps[0].instruction not in lab.renderer.decode(lab.world.whole(0)[: rows[2].keep])
+    sessions = set()
+    for number in (1, 2):
+        ended = result_line(lab.output(number))
+        assert (ended["subtype"], ended["is_error"]) == ("success", False)
+        sessions.add(ended["session_id"])
+    assert len(sessions) == 2

@@ -6,6 +6,7 @@ with the file and the key, before anything is submitted.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from gyre.executions.formats.harbor_toml import (
     read_artifacts,
     read_instruction,
     read_toml,
+    refuse_outside,
     refuse_present,
     refuse_times,
     resolve_env,
@@ -44,7 +46,10 @@ def load(folder: Path, env: Mapping[str, str]) -> Task:
     wanted = ["instruction.md", "task.toml", "tests/test.sh"][: 2 if brought else 3]
     for needed in ("task.toml",) if toml.steps else wanted:
         if not (folder / needed).is_file():
-            raise UserError(f"{folder / needed}: missing; a task needs instruction.md, task.toml and tests/test.sh")
+            why = "no file" if os.path.lexists(folder / needed) else "missing"
+            raise UserError(f"{folder / needed}: {why}; a task needs instruction.md, task.toml and tests/test.sh")
+    for name in ("environment", "tests", "solution"):
+        refuse_outside(folder / name, folder)
     _refuse_uncovered(toml, toml_path, folder, verifier)
     decided = settings(toml.environment, _read_environment(folder, toml), env, toml_path, "environment")
     task = Task(

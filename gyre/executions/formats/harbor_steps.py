@@ -26,6 +26,7 @@ from gyre.executions.formats.harbor_toml import (
     phases_uncovered,
     read_artifacts,
     read_instruction,
+    refuse_outside,
     refuse_present,
     refuse_times,
     resolve_env,
@@ -148,5 +149,4 @@ def _contained(folder: Path, place: Path, path: Path, what: str) -> None:
     if not place.is_dir():
         raise UserError(f"{path}: {what}there is no folder {place}")
     for found in (place, *place.rglob("*")):
-        if not found.resolve().is_relative_to(folder.resolve()):
-            raise UserError(f"{found}: {what}leads out of the task's folder")
+        refuse_outside(found, folder, what)

@@ -6,6 +6,7 @@ does not fit is one line with the file and the key.
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -23,13 +24,14 @@ COMPOSE_FILES = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "c
 CANARY = re.compile(r"canary", re.IGNORECASE)
 COMMENT = re.compile(r"^\s*(#|//|<!--)")
 CLOSED = 'network_mode = "allowlist" (a sandbox reaches the model and nothing else)'
+NetworkMode = Literal["no-network", "public", "allowlist"]
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
 
 class Agent(Struct):
     timeout_sec: float = 0.0
     user: str | int | None = None
-    network_mode: str = ""
+    network_mode: NetworkMode | None = None
 
 
 class Verifier(Struct):
@@ -40,7 +42,7 @@ class Verifier(Struct):
     """None: of a step, the task's; of a task, shared, unless it has an environment of its own."""
     environment: Environment | None = None
     collect: list[Any] = field(default_factory=list)
-    network_mode: str = ""
+    network_mode: NetworkMode | None = None
 
 
 class Artifact(Struct):
@@ -66,7 +68,7 @@ class Environment(Struct):
     os: str = "linux"
     tpu: Any = None
     skills_dir: str = ""
-    network_mode: str = ""
+    network_mode: NetworkMode | None = None
 
 
 class TaskToml(Struct):
@@ -156,6 +158,14 @@ def refuse_present(uncovered: Mapping[str, bool], path: Path) -> None:
     for what, present in uncovered.items():
         if present:
             raise UserError(f"{path}: {what} is not covered by gyre's sandboxes; leave this task out")
+
+
+def refuse_outside(place: Path, folder: Path, what: str = "") -> None:
+    """Raises UserError where `place` is a link that leads out of the task's `folder`. (Path.resolve would raise for a
+    link to itself.)
+    """
+    if not Path(os.path.realpath(place)).is_relative_to(os.path.realpath(folder)):
+        raise UserError(f"{place}: {what}leads out of the task's folder")
 
 
 def refuse_times(agent: Agent, verifier: Verifier, path: Path, what: str = "") -> None:

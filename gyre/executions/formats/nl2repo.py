@@ -10,6 +10,7 @@ under test runs in pytest's own process, and one that tampers with pytest when i
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
@@ -59,7 +60,7 @@ def load(folder: Path, env: Mapping[str, str]) -> Task:
         workdir=WORKDIR,
         verifier_timeout=VERIFIER_TIMEOUT,
         digest=environment_digest(folder.name, WORKDIR, folder / "environment"),
-        test_text=grading_script(commands, _strings(folder / "test_files.json")),
+        test_text=grading_script(commands, _test_files(folder / "test_files.json")),
         solve_file="solution.sh",
         reward="junit",
         expected_tests=_count(folder / "test_case_count.txt"),
@@ -67,10 +68,7 @@ def load(folder: Path, env: Mapping[str, str]) -> Task:
 
 
 def grading_script(commands: list[str], test_files: list[str]) -> str:
-    """Bash that grades the workspace it starts in. Raises UserError for a path that leaves it."""
-    for name in test_files:
-        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise UserError(f"test_files.json: {name!r} leaves the workspace")
+    """Bash that grades the workspace it starts in; no path in `test_files` may leave it."""
     lines = [f"rm -rf -- {' '.join(PACKAGING)}"]
     if test_files:
         lines.append(f"rm -rf -- {' '.join(map(shlex.quote, test_files))}")
@@ -79,6 +77,14 @@ def grading_script(commands: list[str], test_files: list[str]) -> str:
         report = f"${{GYRE_ROOT:-}}/logs/verifier/junit-{number}.xml"
         lines += [f'export PYTEST_ADDOPTS="--junitxml={report}"', f"( {command} )"]
     return "\n".join([*lines, "true", ""])
+
+
+def _test_files(path: Path) -> list[str]:
+    names = _strings(path)
+    for name in names:
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise UserError(f"{path}: {name!r} leaves the workspace")
+    return names
 
 
 def _strings(path: Path) -> list[str]:
@@ -93,7 +99,7 @@ def _strings(path: Path) -> list[str]:
 
 def _count(path: Path) -> int:
     text = _text(path).strip()
-    if not text.isdigit() or int(text) < 1:
+    if not re.fullmatch("[0-9]{1,9}", text) or int(text) < 1:
         raise UserError(f"{path}: {text[:40]!r} is not a number of tests")
     return int(text)
 

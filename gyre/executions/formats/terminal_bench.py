@@ -7,6 +7,7 @@ with the file and the key.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,9 @@ def load(folder: Path, env: Mapping[str, str]) -> Task:
         raise UserError(f"{path}: {error}") from error
     if found.parser_name not in PARSERS:
         raise UserError(f"{path}: parser_name {found.parser_name!r} is not covered (pytest is); leave this task out")
+    for key in ("max_agent_timeout_sec", "max_test_timeout_sec"):
+        if not 0 <= getattr(found, key) < math.inf:
+            raise UserError(f"{path}: {key} must be a number of seconds, not {getattr(found, key)}")
     if not found.instruction.strip():
         raise UserError(f"{path}: the instruction is empty")
     _refuse_services(folder)
@@ -84,6 +88,9 @@ def _refuse_services(folder: Path) -> None:
     """Every such task has a compose file for its one container; more containers are not covered."""
     for name in COMPOSE_FILES:
         if (folder / name).is_file():
-            services = (read_yaml(folder / name) or {}).get("services", {})
+            whole = read_yaml(folder / name)
+            services = whole.get("services") if isinstance(whole, dict) else None
+            if not isinstance(services, dict):
+                raise UserError(f"{folder / name}: no services; it must name the task's one")
             if len(services) > 1:
                 raise UserError(f"{folder / name}: {len(services)} services, and one is covered; leave this task out")

@@ -16,6 +16,7 @@ from msgspec import Struct, field
 
 from gyre.errors import UserError
 from gyre.executions.sandbox import Bind
+from gyre.executions.steps import parts
 from gyre.executions.tasks import Task
 
 GROUP = "gyre.harnesses"
@@ -67,6 +68,20 @@ class Harness(Protocol):
 
     def prepare(self, request: LaunchRequest) -> Launch:
         """The launch for one execution."""
+
+
+def refuse_instruction(harness: Harness, task: Task) -> None:
+    """An instruction that is longer than `harness` can be started with, where it says so (`instruction_bytes`).
+
+    Raises UserError: told before anything is submitted.
+    """
+    most = getattr(harness, "instruction_bytes", 0)
+    for part in parts(task):
+        if most and (size := len(part.task.instruction.encode())) > most:
+            raise UserError(
+                f"{task.folder}: {part.named('the instruction')} has {size} bytes, and {harness.name} is started with"
+                f" {most} at most; shorten it, or put it into a file of the environment"
+            )
 
 
 def find_harness(name: str) -> Harness:

@@ -11,8 +11,8 @@ from gyre.errors import UserError
 from gyre.executions.harnesses import Launch, LaunchRequest
 from gyre.executions.harnesses.install import bound, folder_of
 
-ARGUMENT_BYTES = 100_000
-"""An argument may have 128 KiB on Linux."""
+ARGUMENT_BYTES = 128 * 1024 - 1
+"""Of one argument on Linux, which a NUL ends."""
 
 
 class Packaged:
@@ -20,6 +20,7 @@ class Packaged:
 
     name = ""
     dialect = ""
+    instruction_bytes = ARGUMENT_BYTES
 
     def __init__(self, cache: Path | None = None) -> None:
         self._cache = cache
@@ -31,8 +32,6 @@ class Packaged:
 
     def prepare(self, request: LaunchRequest) -> Launch:
         _, folder = folder_of(self.name, self._version, self._cache)
-        if len(request.task.instruction.encode()) > ARGUMENT_BYTES:
-            raise UserError(f"{request.task.name}: the instruction has more than {ARGUMENT_BYTES} bytes")
         # What was measured depends on the pinned variables: a recipe adds to them and does not replace them.
         return Launch(
             argv=self.argv(request, folder),

@@ -18,6 +18,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, cast
 
+import msgspec
 from msgspec import Struct, field
 
 from gyre.executions.images.unpack import ImageError, unpack_layer
@@ -34,6 +35,14 @@ class ImageConfig(Struct, frozen=True):
     env: dict[str, str] = field(default_factory=dict)
     workdir: str = ""
     user: str = ""
+
+
+class _Settings(Struct):
+    """Of the image's own configuration, in its own names."""
+
+    Env: list[str] | None = None
+    WorkingDir: str | None = None
+    User: str | None = None
 
 
 class OciImage(Struct, frozen=True, kw_only=True):
@@ -56,14 +65,16 @@ def read_oci(path: Path) -> OciImage:
         manifest = blobs.json_of(digest)
         config = blobs.json_of(_digest_of(manifest.get("config", {})))
         layers = tuple((_digest_of(layer), str(layer.get("mediaType", ""))) for layer in manifest.get("layers", []))
-    settings = config.get("config") or {}
-    pairs = (word.partition("=") for word in settings.get("Env") or [])
-    env = {name: value for name, _, value in pairs}
-    return OciImage(
-        digest=digest,
-        config=ImageConfig(env, settings.get("WorkingDir") or "", settings.get("User") or ""),
-        layers=layers,
-    )
+    return OciImage(digest=digest, config=_config_of(config.get("config") or {}), layers=layers)
+
+
+def _config_of(settings: Any) -> ImageConfig:
+    try:
+        found = msgspec.convert(settings, _Settings)
+    except msgspec.ValidationError as error:
+        raise ImageError(f"its configuration: {error}") from error
+    pairs = (word.partition("=") for word in found.Env or [])
+    return ImageConfig({name: value for name, _, value in pairs}, found.WorkingDir or "", found.User or "")
 
 
 def unpack_oci(path: Path, image: OciImage, root: Path) -> None:
