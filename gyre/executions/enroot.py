@@ -3,8 +3,8 @@
 Owns what enroot is told: variables that switch off whatever the site's configuration would show of the host, and a
 container script. Invariants: the container that enroot itself enters is a folder of ours with the host's /usr, so that
 none of the files it reads there (fstab, environment, rc) are the task's: the task's root lies below it at /task, and
-enroot_init.py makes that the root and gives up every privilege before anything of the task runs; enroot sees none of the
-task's variables.
+enroot_init.py makes that the root and gives up every privilege before anything of the task runs; enroot sees none of
+the task's variables.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -291,7 +292,10 @@ asyncio.run(main())
     assert child.stdout is not None
     assert await asyncio.to_thread(child.stdout.readline) == b"started\n"
     assert live(word) != []
-    fds = [os.pidfd_open(int(pid)) for pid in _pids(word)]
+    fds = []
+    for pid in _pids(word):
+        with contextlib.suppress(ProcessLookupError):  # one that ends by itself
+            fds.append(os.pidfd_open(int(pid)))
     child.kill()
     child.wait()
     child.stdout.close()
