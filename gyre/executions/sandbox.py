@@ -127,11 +127,12 @@ async def make_sandbox(kind: str, folder: Path) -> Sandbox:
 
     Raises UserError when the kind cannot work on this machine or in this folder.
     """
-    if kind == "bubblewrap":
+    if kind in ("bubblewrap", "enroot"):
         from gyre.executions.bubblewrap import Bubblewrap
+        from gyre.executions.enroot import Enroot
         from gyre.executions.namespaced import check_host
 
-        sandbox = Bubblewrap()
+        sandbox = Bubblewrap() if kind == "bubblewrap" else Enroot()
         await check_host(sandbox, folder)
         return sandbox
     if kind == "process":
