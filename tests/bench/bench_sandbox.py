@@ -1,4 +1,6 @@
-"""What executions wait for, by kind of sandbox. Run: python tests/bench/bench_sandbox.py [--kinds bubblewrap,apptainer] [--counts 1,16,64]
+"""What executions wait for, by kind of sandbox.
+
+Run: python tests/bench/bench_sandbox.py [--kinds bubblewrap,apptainer] [--counts 1,16,64] [--rounds 3]
 
 Prints, for N executions that start at once on this node: seconds from the order to the first model call (p50, p99),
 from the timeout to the snapshot, and how many gradings a second N graders do (a bash script of five lines). Beside it
