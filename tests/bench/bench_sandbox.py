@@ -1,4 +1,4 @@
-"""What executions wait for, by kind of sandbox. Run: python tests/bench/bench_sandbox.py [--counts 1,16,64]
+"""What executions wait for, by kind of sandbox. Run: python tests/bench/bench_sandbox.py [--kinds KIND,...]
 
 Prints, for N executions that start at once on this node: seconds from the order to the first model call (p50, p99),
 from the timeout to the snapshot, and how many gradings a second N graders do (a bash script of five lines). Beside it
@@ -106,10 +106,10 @@ async def plain(count: int) -> list[float]:
     return list(await asyncio.gather(*(one() for _ in range(count))))
 
 
-async def main(counts: list[int], rounds: int) -> None:
-    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; medians over {rounds} rounds, pooled")
-    print("sandbox        N   first call p50, p99   timeout to snapshot   gradings/s   plain process p50, p99")
-    for kind in ("bubblewrap", "process"):
+async def main(kinds: list[str], counts: list[int], rounds: int) -> None:
+    print(f"{os.cpu_count()} cores; medians over {rounds} rounds, pooled")
+    print("sandbox        N   first call p50, p99   timeout to snapshot   gradings/s   plain process p50, p99   load")
+    for kind in kinds:
         for count in counts:
             calls, ends, rates, bare = [], [], [], []
             for _ in range(rounds):
@@ -124,13 +124,16 @@ async def main(counts: list[int], rounds: int) -> None:
                 remove_tree(root)
             rate = statistics.median(rates)
             print(
-                f"{kind:10} {count:5}   {spread(calls)}     {spread(ends)}     {rate:8.1f}   {spread(bare)}", flush=True
+                f"{kind:10} {count:5}   {spread(calls)}     {spread(ends)}     {rate:8.1f}   {spread(bare)}"
+                f"   {os.getloadavg()[0]:8.1f}",
+                flush=True,
             )
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--counts", default="1,16,64")
+    parser.add_argument("--kinds", default="bubblewrap,process", help="also: enroot, where it is installed")
     parser.add_argument("--rounds", type=int, default=3)
     chosen = parser.parse_args()
-    asyncio.run(main([int(count) for count in chosen.counts.split(",")], chosen.rounds))
+    asyncio.run(main(chosen.kinds.split(","), [int(count) for count in chosen.counts.split(",")], chosen.rounds))
