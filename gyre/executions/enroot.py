@@ -3,8 +3,8 @@
 Owns what enroot is told: variables that switch off whatever the site's configuration would show of the host, and a
 container script. Invariants: the container that enroot itself enters is a folder of ours with the host's /usr, so that
 none of the files it reads there (fstab, environment, rc) are the task's: the task's root lies below it at /task, and
-enroot_init.py makes that the root and gives up every privilege before anything of the task runs; the environment, which
-holds a key, reaches it by variables, never by a command line or a file on disk.
+enroot_init.py makes that the root and gives up every privilege before anything of the task runs; enroot sees none of
+the task's variables.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from gyre.executions.namespaced import (
     READ_ONLY_PROC,
     NamespacedSandbox,
     command,
-    environment,
     process_limit,
     with_user,
 )
@@ -107,11 +106,10 @@ def settings(program: str, place: Path) -> dict[str, str]:
 
 def init_words(spec: SandboxSpec) -> dict[str, str]:
     """What enroot_init.py wants, as variables."""
-    user, variables = spec.user, environment(spec)
+    user = spec.user
     numbers = (spec.listen_port, spec.limits.open_files, process_limit(spec.limits.processes), spec.limits.disk)
     words = [str(user.uid), str(user.gid)] if user is not None else ["0", "0"]
-    words += [spec.workdir, " ".join(READ_ONLY_PROC), " ".join(HIDDEN_PROC), str(len(variables))]
-    words += [f"{name}={value}" for name, value in variables.items()]
+    words += [spec.workdir, " ".join(READ_ONLY_PROC), " ".join(HIDDEN_PROC)]
     words += [*map(str, numbers), *command(spec)]
     text = "\0".join(words).encode("utf-8", "surrogateescape").hex()
     starts = range(0, len(text), PIECE)

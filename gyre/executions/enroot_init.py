@@ -126,10 +126,7 @@ def first_process(words: list[str], workdir: str) -> None:
 
 
 def main() -> None:
-    uid, gid, workdir, read_only, hidden, count, *words = own_words()
-    environment = dict(word.split("=", 1) for word in words[: int(count)])
-    os.environ.clear()
-    os.environ.update(environment)
+    uid, gid, workdir, read_only, hidden, *words = own_words()
     sys.path.insert(0, "/")
     import launcher  # noqa: F401
 
@@ -143,7 +140,7 @@ def main() -> None:
     call("prctl", PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
     mount_proc(read_only.split(), hidden.split())
     drop_capabilities()
-    first_process(words[int(count) :], workdir)
+    first_process(words, workdir)
 
 
 if __name__ == "__main__":
