@@ -36,8 +36,8 @@ END OF MOUNTS
 END OF MOUNTS
 }}
 """
-"""The container script. What enroot takes for the shell is enroot_init.py, with the words for it; one user namespace may
-be made below enroot's, which is that program's. The layers' paths are relative to the container's root, so that whatever
+"""The container script. What enroot takes for the shell is enroot_init.py, with the words for it; one user namespace
+may be made below enroot's, which is that program's. The layers' paths are relative to the container's root: whatever
 their names hold does not matter to an overlay's options."""
 
 
