@@ -1,4 +1,6 @@
-"""What executions wait for, by kind of sandbox. Run: python tests/bench/bench_sandbox.py [--kinds KIND,...]
+"""What executions wait for, by kind of sandbox.
+
+Run: python tests/bench/bench_sandbox.py [--kinds bubblewrap,apptainer,enroot] [--counts 1,16,64] [--rounds 3]
 
 Prints, for N executions that start at once on this node: seconds from the order to the first model call (p50, p99),
 from the timeout to the snapshot, and how many gradings a second N graders do (a bash script of five lines). Beside it
@@ -132,8 +134,8 @@ async def main(kinds: list[str], counts: list[int], rounds: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
+    parser.add_argument("--kinds", default="bubblewrap,process")
     parser.add_argument("--counts", default="1,16,64")
-    parser.add_argument("--kinds", default="bubblewrap,process", help="also: enroot, where it is installed")
     parser.add_argument("--rounds", type=int, default=3)
     chosen = parser.parse_args()
     asyncio.run(main(chosen.kinds.split(","), [int(count) for count in chosen.counts.split(",")], chosen.rounds))
