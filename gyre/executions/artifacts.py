@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gyre.executions.ends import finish
+from gyre.executions.ends import finish, last_words
 from gyre.executions.layers import private_folder
 from gyre.executions.limits import Limits
 from gyre.executions.sandbox import Bind, Sandbox, SandboxFailure, SandboxSpec
@@ -61,6 +61,5 @@ async def collect(
     finally:
         await finish(running.kill())
     if status.code != 0:
-        said = (folder / "log").read_text(errors="replace").strip().splitlines()
-        raise SandboxFailure(f"the artifacts could not be collected ({status}): {said[-1] if said else ''}")
+        raise SandboxFailure(f"the artifacts could not be collected ({status}): {last_words(folder / 'log')}")
     return layer

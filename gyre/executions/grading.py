@@ -16,7 +16,7 @@ from msgspec import Struct, field, structs
 
 from gyre.executions.artifacts import collect
 from gyre.executions.backoff import pause_before
-from gyre.executions.ends import finish
+from gyre.executions.ends import finish, last_words
 from gyre.executions.layers import private_folder, remove_tree
 from gyre.executions.limits import Limits
 from gyre.executions.rewards import NoReward, environment, rewards_of
@@ -105,7 +105,8 @@ async def grade(
         rewards = rewards_of(task, verifier)
         return structs.replace(result(GRADED, one_number(rewards)), rewards=rewards)
     except NoReward as error:
-        return result(FAILED, detail=str(error))
+        said = last_words(spec.log)
+        return result(FAILED, detail=f"{error}; the last line of the tests' output: {said}" if said else str(error))
 
 
 def test_command(task: Task, place: Path) -> tuple[tuple[str, ...], tuple[Bind, ...]]:

@@ -95,6 +95,23 @@ async def grade_after(lab: Any, command: str, **fields: Any) -> Grade:
     return await grade(task, lab.sandbox, lab.root, snapshot, lab.folder / f"grading-{lab.count}", lab.limits)
 
 
+@pytest.mark.parametrize(
+    ("script", "detail"),
+    [
+        ("#!/bin/bash\n", ""),
+        ("#!/bin/bash\nnowhere-to-be-found\n", "nowhere-to-be-found: command not found"),
+        ("#!/nowhere/bash\n", "No such file or directory: '/tests/test.sh'"),
+        ("#!/bin/bash\nyes | head -c 100000; printf 'a\\033[31m\\tb\\n\\n \\n'\n", ": a [31m b"),
+    ],
+)
+async def test_no_reward_says_what_the_tests_said_last(lab: Any, script: str, detail: str) -> None:
+    found = await grade_after(lab, "true", test_sh=script)
+    assert (found.reward, found.reason) == (None, FAILED)
+    assert found.detail.startswith("the tests wrote neither reward.json nor reward.txt")
+    assert found.detail.endswith(detail)
+    assert ("last line of the tests' output" in found.detail) == bool(detail)
+
+
 async def test_solved_and_not(lab: Any) -> None:
     assert (await grade_after(lab, "echo hello > out.txt")).reward == 1.0
     failed = await grade_after(lab, "true")
@@ -122,6 +139,8 @@ EVIL = "#!/bin/sh\\necho 1 > /logs/verifier/reward.txt\\n"
         "rm -rf /run /tmp /etc /root /logs /var 2>/dev/null; true",
         "export BASH_ENV=/app/e; echo 'echo 1 > /logs/verifier/reward.txt' > /app/e; cp /app/e /root/.bashrc",
         "rm -f /lib /lib64 /sbin; mkdir /lib64; true",
+        "mkdir -p /.singularity.d/env; cd /.singularity.d/env; echo 'echo 1 > /logs/verifier/reward.txt; exit' > a.sh",
+        "echo 'echo 1 > /logs/verifier/reward.txt; exit' | tee /environment /etc/environment /etc/rc > /etc/profile",
     ],
 )
 @pytest.mark.every_kind

@@ -23,7 +23,12 @@ END_1 = ev.Finished(
     execution="g00000-00", attempt=1, outcome="graded", reason="finished", reward=0.25, tokens_sampled=3
 )
 END_2 = ev.Finished(
-    execution="g00000-00", attempt=2, outcome="graded", reason="harness_timeout", reward=0.75, tokens_sampled=4
+    execution="g00000-00",
+    attempt=2,
+    outcome="graded",
+    reason="harness_timeout: step two",
+    reward=0.75,
+    tokens_sampled=4,
 )
 
 
