@@ -195,7 +195,7 @@ class Train(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Above 1 is refused: the attention computes whole sequences."""
     data_parallel: Positive = 1
     routing_replay: bool = False
-    """Mixture of experts: train with the experts that the engine chose; true is refused in this version."""
+    """Mixture of experts: train with the experts that the engine chose (`trajectory.record = ["routing"]`)."""
     tokens_per_microstep: Positive = 131072
     """Most tokens of one micro-step; not below the context."""
     microsteps_per_grant: Positive = 1

@@ -121,25 +121,30 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         pass
     with pytest.raises(UserError, match="is not a micro-step"):
         read_microstep(path)
-    with pa.ipc.new_file(str(path), pa.schema([], metadata={"gyre.table": "microstep", "gyre.schema": "3"})):
+    with pa.ipc.new_file(str(path), pa.schema([], metadata={"gyre.table": "microstep", "gyre.schema": "4"})):
         pass
-    with pytest.raises(UserError, match="schema 3 of micro-steps; this gyre reads up to 2"):
+    with pytest.raises(UserError, match="schema 4 of micro-steps; this gyre reads up to 3"):
         read_microstep(path)
 
 
 def test_a_file_of_schema_1_is_one_of_paths(tmp_path: Path) -> None:
     """Its digest is the one that it was announced with: a run that began before there were trees replays."""
-    ms = replace(microstep(), parents=np.zeros(0, np.int32))
+    ms = replace(microstep(), parents=np.zeros(0, np.int32), experts=np.zeros((0, 0, 0), np.uint16))
     assert digest(ms) == "2220d91fff0d8ef278fd435824e3d1fb"
     path = tmp_path / "a.arrow"
     write_microstep(path, ms)
     table = pa.ipc.open_file(str(path)).read_all()
     metadata = {**table.schema.metadata, b"gyre.schema": b"1"}
-    old = table.drop_columns("parents").replace_schema_metadata(metadata)
+    old = table.drop_columns(["parents", "experts", "experts_shape"]).replace_schema_metadata(metadata)
     with pa.ipc.new_file(str(path), old.schema) as writer:
         writer.write_table(old)
     read, name = read_microstep(path)
     assert same(ms, read) and name == digest(ms)
+
+
+def test_experts_of_another_shape_are_other_content() -> None:
+    ms = microstep()
+    assert digest(replace(ms, experts=ms.experts.reshape(-1, 3, 2))) != digest(ms)
 
 
 def test_two_dimensional_fields_are_refused(tmp_path: Path) -> None:
