@@ -190,8 +190,6 @@ def _rollout_layout(recipe: Recipe) -> Iterator[Problem]:
         yield ("rollout", "store_mb"), 'the reference engine has no store of KV pages: use 0, or engine = "sglang"'
     if "routing" in recipe.trajectory.record:
         record: Key = ("trajectory", "record")
-        if rollout.engine == "reference":
-            yield record, 'the reference engine does not return routed experts: drop "routing", or engine = "sglang"'
         if rollout.store_mb:
             # SGLang keeps experts by slot of KV; a page from the store has those of what its slot held before
             yield record, '"routing" is wrong for what comes from the store: drop it, or set rollout.store_mb to 0'

@@ -155,7 +155,7 @@ class Trajectory(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     packing: Literal["paths", "tree"] = "paths"
     """`tree` computes what an execution's paths share once; with context_parallel it falls back to paths."""
     record: list[Literal["wire", "routing"]] = field(default_factory=list)
-    """What else is recorded: `routing`, the experts that each token went to (mixtures of experts on SGLang, without a
+    """What else is recorded: `routing`, the experts that each token went to (mixtures of experts, without a
     store); not in this version: `wire`."""
 
 
