@@ -23,6 +23,7 @@ HARBOR := $(VENV)/harbor
 LIGHT := $(addprefix tests/,executions harnesses protocol proxy scheduling simulate views)
 test-slow: slow-tools
 	-bash scripts/system-packages python3-pytest  # the small tasks' own tests want it in /usr
+	-bash scripts/apptainer  # tests of its sandbox skip without it
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 900 tests --ignore tests/sglang $(LIGHT:%=--ignore %)
 	$(MAKE) -j2 --output-sync=target test-sglang test-light
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gyre.executions.ends import finish
+from gyre.executions.ends import finish, last_words
 from gyre.executions.layers import private_folder
 from gyre.executions.limits import Limits
 from gyre.executions.sandbox import Bind, Sandbox, SandboxFailure, SandboxSpec
+from gyre.executions.succession import layers_over
 from gyre.executions.tasks import Task
 
 CONVENTION = "/logs/artifacts"
@@ -26,15 +27,25 @@ done
 
 
 async def collect(
-    task: Task, sandbox: Sandbox, root: Path, snapshot: Path, folder: Path, limits: Limits, timeout: float
+    task: Task,
+    sandbox: Sandbox,
+    root: Path,
+    snapshot: Path,
+    folder: Path,
+    limits: Limits,
+    timeout: float,
+    below: tuple[Path, ...] = (),
 ) -> Path:
-    """A layer with the artifacts of `snapshot`, in the new `folder`. Raises SandboxFailure when they cannot be."""
+    """A layer with the artifacts of `snapshot`, which lies on the layers `below`, in the new `folder`.
+
+    Raises SandboxFailure when they cannot be collected.
+    """
     layer, scratch = (private_folder(folder / name) for name in ("layer", "scratch"))
     layer.chmod(0o755)
     paths = [path if path.startswith("/") else f"{task.workdir}/{path}" for path in (CONVENTION, *task.artifacts)]
     running = await sandbox.start(
         SandboxSpec(
-            lowers=sandbox.lowers(root, task, snapshot),
+            lowers=layers_over(sandbox, root, task, snapshot, below),
             upper=None,
             scratch=scratch,
             workdir="/",
@@ -50,6 +61,5 @@ async def collect(
     finally:
         await finish(running.kill())
     if status.code != 0:
-        said = (folder / "log").read_text(errors="replace").strip().splitlines()
-        raise SandboxFailure(f"the artifacts could not be collected ({status}): {said[-1] if said else ''}")
+        raise SandboxFailure(f"the artifacts could not be collected ({status}): {last_words(folder / 'log')}")
     return layer

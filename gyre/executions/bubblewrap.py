@@ -1,7 +1,6 @@
 """The bubblewrap sandbox: one command in namespaces of its own, with an overlay for its changes.
 
-Owns bwrap's arguments. Invariant: the environment, which holds a key, reaches bwrap by a descriptor, with all its other
-options.
+Owns bwrap's arguments, which reach it by a descriptor.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from gyre.executions.namespaced import (
     LAUNCHER,
     READ_ONLY_PROC,
     NamespacedSandbox,
-    environment,
     hides_root,
     launcher_words,
     with_user,
@@ -71,8 +69,6 @@ def arguments(spec: SandboxSpec) -> list[str]:
     user = spec.user or User(0, 0, "root", "/root")
     args += ["--uid", str(user.uid), "--gid", str(user.gid), "--hostname", "task"]
     args += ["--die-with-parent", "--new-session", "--clearenv"]
-    for name, value in environment(spec).items():
-        args += ["--setenv", name, value]
     return [*args, "--chdir", spec.workdir]
 
 

@@ -21,6 +21,7 @@ from gyre.executions.layers import private_folder, remove_tree
 from gyre.executions.limits import Limits
 from gyre.executions.sandbox import Bind, ExitStatus, Sandbox, SandboxFailure, SandboxSpec
 from gyre.executions.steps import FILES, Part, below, combined, parts
+from gyre.executions.succession import Left, upper_after
 from gyre.executions.tasks import NO_IMAGES, Task, load_task, task_folders
 
 DEFAULT_LIMITS = Limits()
@@ -137,14 +138,14 @@ async def _rewards_after(
     """
     ran = parts(task)
     grades: list[Grade] = []
+    left: Left | None = None
     for part in ran:
         argv: tuple[str, ...] = ("true",)
         binds: tuple[Bind, ...] = ()
         if solve:
             argv, binds = script_command(part.task.solution, task.folder / part.task.solution_folder, "/solution")
         place = private_folder(workspace / (part.name or "whole"))
-        before = place.parent / ran[len(grades) - 1].name / "snapshot" if grades else None
-        graded = await _grade_after(part, sandbox, root, place, before, limits, argv, binds, problems)
+        graded, left = await _grade_after(part, sandbox, root, place, left, limits, argv, binds, problems)
         if graded is None or graded.reward is None:
             return None
         grades.append(graded)
@@ -165,14 +166,14 @@ async def _grade_after(
     sandbox: Sandbox,
     root: Path,
     workspace: Path,
-    before: Path | None,
+    before: Left | None,
     limits: Limits,
     argv: tuple[str, ...],
     binds: tuple[Bind, ...],
     problems: list[str],
-) -> Grade | None:
-    """Run `argv` in a sandbox of `part`, on the snapshot `before` if there is one, and grade what it leaves; what goes
-    wrong is added to `problems`.
+) -> tuple[Grade | None, Left | None]:
+    """Run `argv` in a sandbox of `part`, on what the parts `before` left if there are some, and grade what it leaves,
+    which is returned too; what goes wrong is added to `problems`.
     """
     task, what = part.task, workspace.parent.name + (f" ({part.named('')})" if part.name else "")
     upper, scratch = (workspace / name for name in ("upper", "scratch"))
@@ -180,12 +181,10 @@ async def _grade_after(
     if part.files is not None:
         binds = (*binds, Bind(part.files, FILES))
     try:
-        if before is not None:
-            before.rename(upper)
-        else:
-            private_folder(upper)
+        user = sandbox.user(root, task, task.agent_user)
+        below, resumed = upper_after(before, upper, user)
         spec = SandboxSpec(
-            lowers=sandbox.lowers(root, task),
+            lowers=(*sandbox.lowers(root, task), *below),
             upper=upper,
             scratch=scratch,
             workdir=task.workdir,
@@ -195,14 +194,14 @@ async def _grade_after(
             env={**task.env, **task.solution_env, **part.env},
             limits=limits.narrowed(task.memory, task.storage),
             before=part.before,
-            resumed=before is not None,
+            resumed=resumed,
             image=task.on_image,
-            user=sandbox.user(root, task, task.agent_user),
+            user=user,
         )
         running = await sandbox.start(spec)
     except (SandboxFailure, OSError) as failure:
         problems.append(f"{what}: {failure}")
-        return None
+        return None, None
     status = ExitStatus()
     try:
         status = await running.wait(task.agent_timeout or task.verifier_timeout)
@@ -214,7 +213,7 @@ async def _grade_after(
     elif status.code != 0:
         problems.append(f"{what}: {argv[-1]} ended with {status}")
     snapshot = running.snapshot(workspace / "snapshot")
-    result = await grade(task, sandbox, root, snapshot, workspace / "grading", limits)
+    result = await grade(task, sandbox, root, snapshot, workspace / "grading", limits, below=below)
     if result.reward is None:
         problems.append(f"{what}: {result.reason}: {result.detail}")
-    return result
+    return result, Left(snapshot=snapshot, below=below, user=user)

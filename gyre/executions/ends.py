@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 CHUNK = 256 * 1024
+TAIL = 8 * 1024
 DRAIN_PAUSE = 0.005
 """Seconds between reads once the cap is reached:
 
@@ -81,6 +82,18 @@ class ProcessEnd:
             self._loop.remove_reader(self._fd)
             os.close(self._fd)
             self._fd = -1
+
+
+def last_words(log: Path, most: int = 200) -> str:
+    """The last line that a command printed into `log`, at most `most` characters of it; "" when there is none."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+            lines = file.read().decode(errors="replace").split("\n")
+    except FileNotFoundError:
+        return ""
+    printable = ("".join(each if each.isprintable() else " " for each in line).strip() for line in reversed(lines))
+    return next(filter(None, printable), "")[:most]
 
 
 class CappedLog:

@@ -25,6 +25,7 @@ from gyre.executions.limits import Limits
 from gyre.executions.outcome import Ending, Outcome, Verdict, before_grading, judge, not_laid_out, of_all
 from gyre.executions.sandbox import Bind, ExitStatus, RunningSandbox, Sandbox, SandboxFailure, SandboxSpec
 from gyre.executions.steps import FILES, Part, below, combined, parts
+from gyre.executions.succession import Left, upper_after
 from gyre.executions.tasks import NAME, Task
 from gyre.executions.transcripts import Told, told_by
 
@@ -144,6 +145,7 @@ class _Run:
         self.detail = ""
         self.parts = parts(request.task)
         self.sessions: list[_Session] = []
+        self.before: Left | None = None
 
     @property
     def snapshot(self) -> Path:
@@ -170,11 +172,6 @@ class _Run:
     def spec(self, part: Part, launch: Launch, port: int, listener: socket.socket | None) -> SandboxSpec:
         """Make the workspace's folders and write the launch's files. Raises OSError."""
         scratch, files = (private_folder(self.place(name)) for name in ("scratch", "files"))
-        upper = self.workspace / "upper"
-        if self.sessions:
-            self.snapshot.rename(upper)
-        else:
-            private_folder(upper).chmod(0o755)
         binds = [Bind(part.files, FILES)] if part.files is not None else []
         binds += launch.binds
         for number, (target, text) in enumerate(launch.files.items()):
@@ -185,8 +182,11 @@ class _Run:
         for each in self.parts:  # one that is unknown: told before the agent works
             self.sandbox.user(self.root, each.task, each.task.agent_user)
             self.sandbox.user(self.root, each.task.grader, each.task.grader.verifier_user)
+        user, upper = self.sandbox.user(self.root, task, task.agent_user), self.workspace / "upper"
+        below, resumed = upper_after(self.before, upper, user)
+        self.before = Left(snapshot=self.snapshot, below=below, user=user)
         return SandboxSpec(
-            lowers=self.sandbox.lowers(self.root, task),
+            lowers=(*self.sandbox.lowers(self.root, task), *below),
             upper=upper,
             scratch=scratch,
             workdir=task.workdir,
@@ -198,9 +198,9 @@ class _Run:
             listener=listener,
             limits=self.limits,
             before=part.before,
-            resumed=bool(self.sessions),
+            resumed=resumed,
             image=task.on_image,
-            user=self.sandbox.user(self.root, task, task.agent_user),
+            user=user,
         )
 
     async def harness(self, part: Part, harness: Harness, handler: ListenerHandler) -> tuple[Ending, bool]:
@@ -276,6 +276,7 @@ class _Run:
             request.limits,
             min(request.timeouts.grader, task.verifier_timeout),
             request.grader_attempts,
+            self.before.below if self.before is not None else (),
         )
         try:
             return await asyncio.wait_for(grading, self.left())

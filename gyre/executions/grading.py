@@ -16,12 +16,13 @@ from msgspec import Struct, field, structs
 
 from gyre.executions.artifacts import collect
 from gyre.executions.backoff import pause_before
-from gyre.executions.ends import finish
+from gyre.executions.ends import finish, last_words
 from gyre.executions.layers import private_folder, remove_tree
 from gyre.executions.limits import Limits
 from gyre.executions.rewards import NoReward, environment, rewards_of
 from gyre.executions.sandbox import Bind, Sandbox, SandboxFailure, SandboxSpec
 from gyre.executions.steps import one_number
+from gyre.executions.succession import layers_over
 from gyre.executions.tasks import Task
 
 INSIDE = "/run/gyre/"
@@ -48,12 +49,14 @@ async def grade(
     folder: Path,
     limits: Limits,
     timeout: float | None = None,
+    below: tuple[Path, ...] = (),
 ) -> Grade:
     """Run the tests of `task` over `snapshot` once. `folder` is made, holds the grader's files and log, and
     stays.
 
-    `root` keeps the shared layers; `limits` are narrowed to those of the environment that it is graded in; `timeout` is
-    in seconds (None: the task's own). Never raises for what the tests do.
+    `below`: layers that the snapshot lies on, above those of the task. `root` keeps the shared layers; `limits` are
+    narrowed to those of the environment that it is graded in; `timeout` is in seconds (None: the task's own). Never
+    raises for what the tests do.
     """
     started = time.perf_counter()
     place = task.grader
@@ -67,12 +70,13 @@ async def grade(
     try:
         argv, binds = await asyncio.to_thread(test_command, task, folder / "tests")
         if task.separate:
-            snapshot = await collect(task, sandbox, root, snapshot, folder / "artifacts", limits, seconds)
+            snapshot = await collect(task, sandbox, root, snapshot, folder / "artifacts", limits, seconds, below)
+            below = ()
         user = sandbox.user(root, place, place.verifier_user)
     except (SandboxFailure, OSError, shutil.Error) as failure:
         return result(FAILED, detail=str(failure))
     spec = SandboxSpec(
-        lowers=sandbox.lowers(root, place, snapshot),
+        lowers=layers_over(sandbox, root, place, snapshot, below),
         upper=None,
         scratch=scratch,
         workdir=place.workdir,
@@ -101,7 +105,8 @@ async def grade(
         rewards = rewards_of(task, verifier)
         return structs.replace(result(GRADED, one_number(rewards)), rewards=rewards)
     except NoReward as error:
-        return result(FAILED, detail=str(error))
+        said = last_words(spec.log)
+        return result(FAILED, detail=f"{error}; the last line of the tests' output: {said}" if said else str(error))
 
 
 def test_command(task: Task, place: Path) -> tuple[tuple[str, ...], tuple[Bind, ...]]:
@@ -142,6 +147,7 @@ async def grade_with_retries(
     limits: Limits,
     timeout: float | None = None,
     attempts: int = 1,
+    below: tuple[Path, ...] = (),
 ) -> Grade:
     """`grade` up to `attempts` times, in `folder`/1, `folder`/2, ..., until there is a reward, with pauses
     that double; the last grade.
@@ -149,7 +155,7 @@ async def grade_with_retries(
     for attempt in range(1, attempts + 1):
         await asyncio.sleep(pause_before(attempt - 1))
         remove_tree(folder / str(attempt))
-        latest = await grade(task, sandbox, root, snapshot, folder / str(attempt), limits, timeout)
+        latest = await grade(task, sandbox, root, snapshot, folder / str(attempt), limits, timeout, below)
         if latest.reward is not None:
             break
     return latest

@@ -3,7 +3,9 @@
 Runs stand-alone under `python3 -I -S` with the standard library only; gyre binds this file in read-only.
 Usage: `launcher.py CHANNEL PORT OPEN_FILES PROCESSES FILE_SIZE COMMAND...`, where CHANNEL is the number of an
 inherited Unix socket. Invariant: it passes the socket (PORT 0: none) to the host, waits for the host's word,
-and is gone by exec: the sandboxed command inherits neither the channel nor the listening socket.
+and is gone by exec: the sandboxed command inherits neither the channel nor the listening socket. The host's word is
+`g`, four bytes that say how long the rest is, and the command's whole environment (`NAME=VALUE`, each with a zero byte
+after it): whatever tool made the sandbox, no variable passes through it, and none of its own stays.
 
 `_socket` in the place of `socket` halves its CPU time: it starts twice an execution.
 """
@@ -12,6 +14,14 @@ import os
 import resource
 import sys
 from _socket import AF_INET, AF_UNIX, SCM_RIGHTS, SO_REUSEADDR, SOCK_STREAM, SOL_SOCKET, socket
+
+
+def receive(channel: socket, size: int) -> bytes:
+    """`size` bytes; fewer when the host is gone."""
+    text = b""
+    while len(text) < size and (more := channel.recv(size - len(text))):
+        text += more
+    return text
 
 
 def main() -> None:
@@ -28,8 +38,10 @@ def main() -> None:
         listener.close()
     else:
         channel.send(b"r")
-    if channel.recv(1) != b"g":
+    if receive(channel, 1) != b"g":
         sys.exit(125)
+    text = receive(channel, int.from_bytes(receive(channel, 4), "big"))
+    environment = dict(entry.split(b"=", 1) for entry in text.split(b"\0") if entry)
     channel.close()
     for name, value in (
         (resource.RLIMIT_CORE, 0),
@@ -42,7 +54,7 @@ def main() -> None:
             value = value if hard == resource.RLIM_INFINITY else min(value, hard)
             resource.setrlimit(name, (value, value))
     try:
-        os.execvp(command[0], command)
+        os.execvpe(command[0], command, environment)
     except OSError as error:
         print(f"cannot run {command[0]}: {error}", file=sys.stderr)
         sys.exit(127)

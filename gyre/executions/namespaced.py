@@ -4,7 +4,7 @@ Owns what these kinds share: their layers, the words of the launcher, the start 
 machine. A kind is how its tool is called (`launch`) and what must lie where for it (`lay_out`). Invariants: nothing but
 the handed-out listening socket connects a sandbox to a network; a sandbox dies with the thread that started it (the
 parent-death signal belongs to a thread: start from one that lives on, such as the main thread with its event loop); the
-environment, which holds a key, never shows on a command line.
+environment, which holds a key, reaches the launcher by a socket: no command line, file or tool sees it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gyre.executions.host_python import PYTHON, host_python
 from gyre.executions.images.store import unpacked
 from gyre.executions.layers import base_layer, dressing_layer, guard_layer, private_folder, remove_tree, seed_layer
 from gyre.executions.running import START_TIMEOUT, RunningNamespace
-from gyre.executions.sandbox import PATH, SandboxFailure, SandboxSpec, with_before
+from gyre.executions.sandbox import SandboxFailure, SandboxSpec, with_before
 from gyre.executions.tasks import Task
 from gyre.executions.users import User, find_user, user_layer, writable_places
 from gyre.ledger.files import errno_of
@@ -50,8 +50,9 @@ class NamespacedSandbox(ABC):
     @abstractmethod
     def launch(self, spec: SandboxSpec, channel: int, log: int) -> subprocess.Popen[bytes]:
         """Start the tool on `spec`, laid out before. It must hand the descriptor `channel` down to
-        `launcher_words(spec, channel)`, the first program inside, below a pid 1 of its namespace, with
-        `environment(spec)`; standard output and error are the descriptor `log`. Raises OSError.
+        `launcher_words(spec, channel)`, the first program inside, below a pid 1 of its namespace; standard output and
+        error are the descriptor `log`. The tool sees no variable of the task: the launcher gets them by its channel.
+        Raises OSError.
         """
 
     def lay_out(self, spec: SandboxSpec) -> SandboxSpec:
@@ -122,14 +123,6 @@ def command(spec: SandboxSpec) -> tuple[str, ...]:
     """What the launcher becomes: where it is the system's Python, an image is given the host's. Raises UserError."""
     hosts = spec.image and spec.argv[0] == PYTHON
     return with_before(spec, (*host_python(), *spec.argv[1:]) if hosts else spec.argv)
-
-
-def environment(spec: SandboxSpec) -> dict[str, str]:
-    """All variables inside."""
-    user = spec.user
-    names = {"USER": user.name, "LOGNAME": user.name} if user is not None and user.name else {}
-    home = user.home if user is not None else "/root"
-    return {"PATH": PATH, "HOME": home, "LANG": "C.UTF-8", **names, **spec.env}
 
 
 def hides_root(spec: SandboxSpec) -> bool:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from gyre.executions.ends import CappedLog, ProcessEnd, readable
 from gyre.executions.limits import watch
-from gyre.executions.sandbox import ExitStatus, SandboxFailure, SandboxSpec
+from gyre.executions.sandbox import PATH, ExitStatus, SandboxFailure, SandboxSpec
 from gyre.executions.task_cap import TaskCap
 
 START_TIMEOUT = 60.0
@@ -52,16 +52,21 @@ def status_of(pid: int) -> tuple[int, list[int]]:
     return int(fields["PPid"]), [int(number) for number in fields["NSpid"].split()]
 
 
-def first_process(pid: int) -> int:
-    """pid 1 of the namespace that `pid` is in. Raises ProcessLookupError when `pid` has ended, or is in ours."""
+def first_processes(pid: int) -> tuple[int, int]:
+    """pid 1 of the outermost namespace below ours that `pid` is in, whose end is everybody's, and of the innermost
+    (with most tools the same). Raises ProcessLookupError when `pid` has ended, or is in ours.
+    """
+    found = []
     while pid:
         parent, numbers = status_of(pid)
         if len(numbers) < 2:
             break
         if numbers[-1] == 1:
-            return pid
+            found.append(pid)
         pid = parent
-    raise ProcessLookupError(pid)
+    if not found:
+        raise ProcessLookupError(pid)
+    return found[-1], found[0]
 
 
 async def end_tree(root: int) -> None:
@@ -82,10 +87,18 @@ async def end_tree(root: int) -> None:
         end.close()
 
 
+def environment(spec: SandboxSpec) -> dict[str, str]:
+    """All variables inside."""
+    user = spec.user
+    names = {"USER": user.name, "LOGNAME": user.name} if user is not None and user.name else {}
+    home = user.home if user is not None else "/root"
+    return {"PATH": PATH, "HOME": home, "LANG": "C.UTF-8", **names, **spec.env}
+
+
 class RunningNamespace:
     """One started sandbox.
 
-    Its pid 1 inside (`_inner`) is the namespace: when that has ended, everything has. `_outer` is the tool.
+    `_inner`, a pid 1, is the namespace: when that has ended, everything has. `_outer` is the tool.
     """
 
     def __init__(self, tool: str, spec: SandboxSpec, outer: subprocess.Popen[bytes], log: CappedLog) -> None:
@@ -115,16 +128,17 @@ class RunningNamespace:
         # The launcher waits for our word, so its pid 1 has not ended: the number is still its own. Unless somebody
         # (the kernel, an administrator) killed it just now: then it was not the task's doing, and is tried again.
         try:
-            self._inner = ProcessEnd(first_process(pid))
+            outermost, innermost = first_processes(pid)
+            self._inner = ProcessEnd(outermost)
         except ProcessLookupError:
             raise SandboxFailure("the sandbox was killed while it started") from None
-        self._cap = TaskCap.around(self._inner.pid, self._spec.limits.processes)
-        self._watchdog = asyncio.create_task(
-            watch(self._inner.pid, self._spec.upper, self._spec.limits, self._over_limit)
-        )
+        # What the tool itself takes is not the task's: the watchdog looks below the last pid 1, the cap at what comes.
+        self._cap = TaskCap.around(pid, self._spec.limits.processes)
+        self._watchdog = asyncio.create_task(watch(innermost, self._spec.upper, self._spec.limits, self._over_limit))
+        text = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environment(self._spec).items())
         try:
-            channel.send(b"g")
-        except BrokenPipeError:
+            await asyncio.get_running_loop().sock_sendall(channel, b"g" + len(text).to_bytes(4, "big") + text)
+        except (BrokenPipeError, ConnectionResetError):
             raise SandboxFailure("the sandbox was killed while it started") from None
 
     def _over_limit(self, limit: str) -> None:
@@ -146,7 +160,7 @@ class RunningNamespace:
             if await readable(channel.fileno(), PATIENCE):
                 _, self.listener, pid = receive_ready(channel)
                 with contextlib.suppress(ProcessLookupError):
-                    self._inner = ProcessEnd(first_process(pid))
+                    self._inner = ProcessEnd(first_processes(pid)[0])
             else:
                 await end_tree(self._outer.pid)
         await self.kill()

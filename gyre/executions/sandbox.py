@@ -127,15 +127,26 @@ async def make_sandbox(kind: str, folder: Path) -> Sandbox:
 
     Raises UserError when the kind cannot work on this machine or in this folder.
     """
-    if kind == "bubblewrap":
-        from gyre.executions.bubblewrap import Bubblewrap
-        from gyre.executions.namespaced import check_host
-
-        sandbox = Bubblewrap()
-        await check_host(sandbox, folder)
-        return sandbox
     if kind == "process":
         from gyre.executions.process_sandbox import ProcessSandbox
 
         return ProcessSandbox()
-    raise UserError(f'sandbox.kind = "{kind}" is not available yet; use "bubblewrap", or "process" for trusted tasks')
+    from gyre.executions.namespaced import NamespacedSandbox, check_host
+
+    held: NamespacedSandbox
+    if kind == "bubblewrap":
+        from gyre.executions.bubblewrap import Bubblewrap
+
+        held = Bubblewrap()
+    elif kind == "apptainer":
+        from gyre.executions.apptainer import Apptainer
+
+        held = Apptainer()
+    elif kind == "enroot":
+        from gyre.executions.enroot import Enroot
+
+        held = Enroot()
+    else:
+        raise UserError(f"{kind} is no kind of sandbox: bubblewrap, apptainer, enroot or process")
+    await check_host(held, folder)
+    return held

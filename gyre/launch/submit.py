@@ -103,8 +103,6 @@ def refuse_unbuilt(recipe: Recipe) -> None:
     """What the recipe may say and this version does not do. Raises UserError naming the key."""
     refusals = {
         'trajectory.record = "wire": this version records turns and routing': "wire" in recipe.trajectory.record,
-        f'sandbox.kind = "{recipe.sandbox.kind}": this version has bubblewrap and process': recipe.sandbox.kind
-        not in ("bubblewrap", "process"),
         f'sandbox.network = "{recipe.sandbox.network}": this version has "proxy" only': recipe.sandbox.network
         != "proxy",
     }

@@ -363,6 +363,11 @@ class Finished(JournalEvent, frozen=True):
     steps: list[StepEnd] = []
     """Of a task of several steps, those that ran; `reward` is made of theirs."""
 
+    @property
+    def kind(self) -> str:
+        """The reason's word, without the detail that follows it."""
+        return self.reason.partition(":")[0]
+
 
 # ---- supervisor ---------------------------------------------------------------------------------------------------
 

@@ -210,6 +210,7 @@ def _finished(state: RunState, line: Line) -> None:
     attempt = _attempt(execution, event.attempt)
     attempt.finished, attempt.t_finished = event, line.t
     state.tally.tokens_sampled += event.tokens_sampled
+    state.tally.ends[event.kind] = state.tally.ends.get(event.kind, 0) + 1
     _settle(state, event.execution, execution, before)
 
 

@@ -20,7 +20,7 @@ from gyre.ledger.layout import RunFolder
 from gyre.ledger.state import Execution, RunState, execution_names
 from gyre.ledger.tail import no_collection
 
-SNAPSHOT_VERSION = 5
+SNAPSHOT_VERSION = 6
 _LENGTH = 8
 
 _TOUCHING = (ev.Started, ev.Finished)

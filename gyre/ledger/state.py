@@ -158,6 +158,8 @@ class Tally(Struct):
     excluded: int = 0
     tokens_sampled: int = 0
     """Over all attempts that ended."""
+    ends: dict[str, int] = field(default_factory=dict)
+    """reason -> how many attempts ended for it"""
 
 
 class Live(Struct):

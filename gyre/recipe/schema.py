@@ -67,7 +67,8 @@ class Harness(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 class Sandbox(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     kind: Literal["bubblewrap", "apptainer", "enroot", "process"] = "bubblewrap"
-    """`process` isolates nothing: for trusted tasks."""
+    """`enroot`: NVIDIA's, installed on every node that runs executions (docs/tasks.md). `process` isolates nothing: for
+    trusted tasks."""
     images: str = ""
     """Folder of images that tasks lie on: unpacked folders, OCI archives (.tar), .sif, .sqsh; empty: the host's own
     system stands in for each."""

@@ -15,6 +15,9 @@ from gyre.ledger.state import Execution, execution_names
 from gyre.scheduling.facts import World
 from gyre.scheduling.settings import Settings
 
+UNUSABLE = {"image_unavailable", "environment_unhealthy"}
+"""Reasons for which a task is not to be run anywhere."""
+
 
 def open_burst(world: World) -> list[ev.Event]:
     """The next burst, once every step of the one before is committed."""
@@ -161,8 +164,7 @@ def set_aside(world: World) -> list[ev.Event]:
         group = state.groups[name]
         if group.plan.task not in state.set_aside and not state.graded(name):
             reasons = {_reason(state.executions[e]) for e in execution_names(group.plan)}
-            unusable = any("image" in reason or "environment" in reason for reason in reasons)
-            if unusable or all(reason.startswith("grader_") for reason in reasons):
+            if not reasons.isdisjoint(UNUSABLE) or all(reason.startswith("grader_") for reason in reasons):
                 failed[group.plan.task] = failed.get(group.plan.task, 0) + 1
     return [
         ev.TaskSetAside(task=task, reason=f"its environment or its grader failed in {count} groups")
@@ -173,4 +175,4 @@ def set_aside(world: World) -> list[ev.Event]:
 
 def _reason(execution: Execution) -> str:
     outcome = execution.outcome()
-    return execution.excluded or (outcome.reason if outcome is not None else "")
+    return execution.excluded or (outcome.kind if outcome is not None else "")

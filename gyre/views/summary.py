@@ -107,6 +107,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     burst: int
     executions_graded: int
     executions_excluded: int
+    attempts_ended: dict[str, int]
+    """reason -> how many attempts ended for it: the outcome table's counters."""
     tokens_sampled: int
     tokens_per_second: float
     restarts: int
@@ -135,6 +137,7 @@ def summarise(state: RunState, recipe: Recipe, name: str = "", path: str = "", a
         burst=max(state.bursts, default=0),
         executions_graded=state.tally.graded,
         executions_excluded=state.tally.excluded,
+        attempts_ended=dict(sorted(state.tally.ends.items())),
         tokens_sampled=sampled,
         tokens_per_second=sampled / elapsed if elapsed > 0 else 0.0,
         restarts=sum(

@@ -101,6 +101,10 @@ def render(summary: Summary, last: int | None = None, now: float | None = None) 
     if summary.evals:
         scores = ", ".join(f"{e.score:.2f} at version {e.version}" for e in summary.evals)
         parts += [Text(""), Text(f"evaluation on held-out tasks: {scores}")]
+    if others := {reason: count for reason, count in summary.attempts_ended.items() if reason != "finished"}:
+        counts = ", ".join(f"{count} {reason}" for reason, count in others.items())
+        excluded = f" ({summary.executions_excluded} executions excluded)" if summary.executions_excluded else ""
+        parts += [Text(""), Text(f"attempts that did not just finish: {counts}{excluded}")]
     for task, reason in sorted(summary.set_aside.items()):
         parts.append(Text(f"task {task} is set aside: {reason}", style="yellow"))
     if summary.cells:

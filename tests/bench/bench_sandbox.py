@@ -1,4 +1,6 @@
-"""What executions wait for, by kind of sandbox. Run: python tests/bench/bench_sandbox.py [--counts 1,16,64]
+"""What executions wait for, by kind of sandbox.
+
+Run: python tests/bench/bench_sandbox.py [--kinds bubblewrap,apptainer] [--counts 1,16,64] [--rounds 3]
 
 Prints, for N executions that start at once on this node: seconds from the order to the first model call (p50, p99),
 from the timeout to the snapshot, and how many gradings a second N graders do (a bash script of five lines). Beside it
@@ -106,10 +108,10 @@ async def plain(count: int) -> list[float]:
     return list(await asyncio.gather(*(one() for _ in range(count))))
 
 
-async def main(counts: list[int], rounds: int) -> None:
+async def main(kinds: list[str], counts: list[int], rounds: int) -> None:
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; medians over {rounds} rounds, pooled")
     print("sandbox        N   first call p50, p99   timeout to snapshot   gradings/s   plain process p50, p99")
-    for kind in ("bubblewrap", "process"):
+    for kind in kinds:
         for count in counts:
             calls, ends, rates, bare = [], [], [], []
             for _ in range(rounds):
@@ -130,7 +132,8 @@ async def main(counts: list[int], rounds: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
+    parser.add_argument("--kinds", default="bubblewrap,process")
     parser.add_argument("--counts", default="1,16,64")
     parser.add_argument("--rounds", type=int, default=3)
     chosen = parser.parse_args()
-    asyncio.run(main([int(count) for count in chosen.counts.split(",")], chosen.rounds))
+    asyncio.run(main(chosen.kinds.split(","), [int(count) for count in chosen.counts.split(",")], chosen.rounds))

@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from gyre.errors import UserError
+from gyre.executions.apptainer import Apptainer
 from gyre.executions.bubblewrap import Bubblewrap
+from gyre.executions.enroot import Enroot
 from gyre.executions.layers import private_folder, remove_tree
 from gyre.executions.limits import MIB, Limits
 from gyre.executions.namespaced import NamespacedSandbox
@@ -23,7 +25,7 @@ from gyre.executions.sandbox import Bind, ExitStatus, RunningSandbox, SandboxSpe
 from gyre.executions.tasks import Task, load_task
 
 TEST_SH = '#!/bin/bash\n[[ "$(cat out.txt)" == hello ]] && r=1 || r=0\necho $r > /logs/verifier/reward.txt\n'
-KINDS: dict[str, type[NamespacedSandbox]] = {"bubblewrap": Bubblewrap}
+KINDS: dict[str, type[NamespacedSandbox]] = {"bubblewrap": Bubblewrap, "apptainer": Apptainer, "enroot": Enroot}
 LIMITS = Limits(memory=512 * MIB, processes=64, disk=64 * MIB, open_files=256, log=MIB)
 
 

@@ -95,6 +95,23 @@ async def grade_after(lab: Any, command: str, **fields: Any) -> Grade:
     return await grade(task, lab.sandbox, lab.root, snapshot, lab.folder / f"grading-{lab.count}", lab.limits)
 
 
+@pytest.mark.parametrize(
+    ("script", "detail"),
+    [
+        ("#!/bin/bash\n", ""),
+        ("#!/bin/bash\nnowhere-to-be-found\n", "nowhere-to-be-found: command not found"),
+        ("#!/nowhere/bash\n", "No such file or directory: '/tests/test.sh'"),
+        ("#!/bin/bash\nyes | head -c 100000; printf 'a\\033[31m\\tb\\n\\n \\n'\n", ": a [31m b"),
+    ],
+)
+async def test_no_reward_says_what_the_tests_said_last(lab: Any, script: str, detail: str) -> None:
+    found = await grade_after(lab, "true", test_sh=script)
+    assert (found.reward, found.reason) == (None, FAILED)
+    assert found.detail.startswith("the tests wrote neither reward.json nor reward.txt")
+    assert found.detail.endswith(detail)
+    assert ("last line of the tests' output" in found.detail) == bool(detail)
+
+
 async def test_solved_and_not(lab: Any) -> None:
     assert (await grade_after(lab, "echo hello > out.txt")).reward == 1.0
     failed = await grade_after(lab, "true")

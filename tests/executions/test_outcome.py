@@ -40,6 +40,7 @@ FINISHED = ExitStatus(code=0)
         ({"interrupted": True, "exit": ExitStatus()}, NO_REWARD, Verdict("retry", "interrupted")),
         ({"interrupted": True, "exit": ExitStatus(), "model_calls": 0}, None, Verdict("retry", "interrupted")),
         ({"image_error": "no image"}, None, Verdict("excluded", "image_unavailable")),
+        ({"unhealthy": True, "exit": ExitStatus(code=86)}, None, Verdict("excluded", "environment_unhealthy")),
     ],
 )
 def test_table(ending: dict[str, Any], grade: Grade | None, verdict: Verdict) -> None:
@@ -69,6 +70,8 @@ endings = st.builds(
     ),
     model_calls=st.integers(0, 3),
     server_error=st.booleans(),
+    interrupted=st.booleans(),
+    unhealthy=st.booleans(),
 )
 grades = st.none() | st.sampled_from([GOOD, NO_REWARD, LATE])
 

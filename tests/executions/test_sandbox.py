@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -174,6 +175,15 @@ async def test_the_command_inherits_no_descriptor(lab: Any) -> None:
     assert output.split() == ["0", "1", "2"]
 
 
+async def test_no_process_beside_it_holds_a_way_out(lab: Any) -> None:
+    """Those of the tool that are seen inside have no file of the host open, no privilege, and the same root."""
+    command = """for process in /proc/[0-9]*; do
+        readlink $process/fd/* | grep -v -e ^/dev/null$ -e ^/proc -e : ; grep -E '^Cap(Prm|Eff)' $process/status
+        [[ $process/root/app -ef /app ]] || echo $process has another root; done; true"""
+    _, output, _ = await lab.run(command)
+    assert {line.split()[-1] for line in output.splitlines()} == {"0" * 16}, output
+
+
 async def test_big_output_is_capped(lab: Any) -> None:
     limits = Limits(log=100_000)
     status, output, _ = await lab.run("head -c 5000000 /dev/zero | tr '\\0' x; echo done >&2; exit 3", limits=limits)
@@ -217,17 +227,17 @@ async def test_one_that_is_killed_while_it_starts_is_a_sandbox_failure(
     lab: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever kills it (the kernel, an administrator), the worker goes on and the execution is tried again."""
-    first_process = running_module.first_process
+    first_processes = running_module.first_processes
 
-    def killed(launcher: int) -> int:
-        pid = first_process(launcher)
+    def killed(launcher: int) -> tuple[int, int]:
+        pid, innermost = first_processes(launcher)
         fd = os.pidfd_open(pid)
         signal.pidfd_send_signal(fd, signal.SIGKILL)
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)  # the tool, which has buried its child
         os.close(fd)
-        return pid
+        return pid, innermost
 
-    monkeypatch.setattr(running_module, "first_process", killed)
+    monkeypatch.setattr(running_module, "first_processes", killed)
     with pytest.raises(SandboxFailure, match="killed while it started"):
         await lab.start("exit 0")
 
@@ -282,7 +292,10 @@ asyncio.run(main())
     assert child.stdout is not None
     assert await asyncio.to_thread(child.stdout.readline) == b"started\n"
     assert live(word) != []
-    fds = [os.pidfd_open(int(pid)) for pid in _pids(word)]
+    fds = []
+    for pid in _pids(word):
+        with contextlib.suppress(ProcessLookupError):  # one that ends by itself
+            fds.append(os.pidfd_open(int(pid)))
     child.kill()
     child.wait()
     child.stdout.close()

@@ -274,8 +274,53 @@ async def test_another_user_than_root_goes_on_with_its_files(lab: Any, scripted:
     assert [step.verifier_user for step in task.steps] == ["", "root"]
     result = await played(lab, scripted([]), task, does(one, two), CallReport(1))
     assert result.reward == 1.0, result
-    with pytest.raises(UserError, match="step 'two': agent.user must be the same in all steps"):
-        made(lab, {"one": "", "two": "[steps.agent]\nuser = 'root'\n"}, "[agent]\nuser = 1234\n")
+
+
+USERS = {
+    "one": "",
+    "two": "[steps.agent]\nuser = 'root'\n",
+    "three": "[steps.agent]\nuser = 4321\n",
+    "four": "[steps.agent]\nuser = '4321:0'\n",
+    "five": "[steps.agent]\nuser = 1234\nartifacts = []\n",
+}
+DID = {
+    "one": "echo 1 > a; mkdir d; echo d > d/gone; touch /tmp/mine",
+    "two": "[[ $(cat a) == 1 ]] && echo 2 > a && rm seed d/gone && echo x > /etc/made && rm /etc/debian_version",
+    "three": "[[ $(cat a /etc/made) == $'2\\nx' && ! -e seed && ! -e d/gone && ! -e /etc/debian_version ]] &&"
+    " echo 3 >> a && echo back > seed && ! touch /etc/mine && [[ -f /tmp/mine ]]",
+    "four": "[[ $(cat a) == $'2\\n3' && $(cat seed) == back ]] && rm -r d && mkdir d && touch d/new",
+    "five": "[[ $(ls d) == new && $(cat seed) == back && $(cat /etc/made) == x ]] && mv d e",
+}
+"""Each step's command: it fails where it does not find what the steps before left."""
+
+
+async def test_each_step_may_have_a_user_of_its_own(lab: Any, scripted: Any) -> None:
+    dockerfile = "FROM x\nWORKDIR /app\nCOPY Dockerfile seed\n"
+    seen = "#!/bin/bash\nls /app /app/e 2>/dev/null | xargs > /logs/verifier/seen\n" + GRADE.format("{0}.json", "{1}")
+    files = {f"steps/{name}/tests/test.sh": seen.format(name, "reward.json") for name in USERS}
+    commands = {
+        name: f"[[ $(id -u) == {uid} ]] && {command} && {GOOD.format(1, name)}"
+        for (name, command), uid in zip(DID.items(), (1234, 0, 4321, 4321, 1234))
+    }
+    solved = {f"steps/{name}/solution/solve.sh": commands[name] for name in USERS}
+    files |= {"environment/Dockerfile": dockerfile, **solved}
+    task = made(lab, USERS, "[agent]\nuser = 1234\n", **files)
+    result = await played(lab, scripted([]), task, commands, CallReport(1), keep="all")
+    assert [(step.name, step.reward) for step in result.steps] == [(name, 1.0) for name in USERS], result
+    assert result.workspace is not None
+    seen = (result.workspace / "grading-5/1/verifier/seen").read_text()
+    assert seen.strip() == "/app: a e five.json four.json one.json seed three.json two.json /app/e: new"
+    check = await check_task(task, lab.sandbox, lab.root, lab.limits)
+    assert check.solution == 1.0, check.problems
+
+
+async def test_a_separate_verifier_gets_the_artifacts_of_steps_with_other_users(lab: Any, scripted: Any) -> None:
+    more = 'artifacts = ["one.json", "two.json"]\n[agent]\nuser = 1234\n[verifier]\nenvironment_mode = "separate"\n'
+    steps = {"one": "", "two": "[steps.agent]\nuser = 'root'\n"}
+    files = {f"steps/{name}/tests/test.sh": "ls *.json | wc -l > /logs/verifier/reward.txt" for name in steps}
+    task = made(lab, steps, more, **files)
+    result = await played(lab, scripted([]), task, does("touch one.json x", "touch two.json"), CallReport(1))
+    assert [step.reward for step in result.steps] == [1.0, 2.0], result
 
 
 async def test_the_tasks_tests_lie_below_the_steps(lab: Any, scripted: Any) -> None:

@@ -19,8 +19,17 @@ OPENED = ev.Opened(pid=1, pid_start=1.0, host="h", code="c")
 BURST = ev.BurstOpened(burst=1, lineage=1, version=0, groups=[ev.GroupPlan("g00000", "t", 1)])
 FIRST = ev.Dispatched(worker="worker-0", incarnation=1, executions=[ev.Dispatch("g00000-00", 1, "t")])
 SECOND = ev.Dispatched(worker="worker-1", incarnation=1, executions=[ev.Dispatch("g00000-00", 2, "t")])
-END_1 = ev.Finished(execution="g00000-00", attempt=1, outcome="graded", reward=0.25, tokens_sampled=3)
-END_2 = ev.Finished(execution="g00000-00", attempt=2, outcome="graded", reward=0.75, tokens_sampled=4)
+END_1 = ev.Finished(
+    execution="g00000-00", attempt=1, outcome="graded", reason="finished", reward=0.25, tokens_sampled=3
+)
+END_2 = ev.Finished(
+    execution="g00000-00",
+    attempt=2,
+    outcome="graded",
+    reason="harness_timeout: step two",
+    reward=0.75,
+    tokens_sampled=4,
+)
 
 
 @pytest.mark.parametrize("order", list(permutations(range(3))))
@@ -35,6 +44,7 @@ def test_only_the_newest_attempt_ends_an_execution(order: tuple[int, ...]) -> No
     assert state.executions["g00000-00"].outcome() == END_2
     assert state.open == set()
     assert (state.tally.graded, state.tally.excluded, state.tally.tokens_sampled) == (1, 0, 7)
+    assert state.tally.ends == {"finished": 1, "harness_timeout": 1}
 
 
 def test_a_lost_attempt_that_ends_leaves_its_execution_open() -> None:

@@ -245,6 +245,17 @@ def test_a_task_whose_environment_or_grader_fails_in_two_groups_is_set_aside(rea
     assert [o.task for o in admission.set_aside(told.world(make())) if isinstance(o, ev.TaskSetAside)] == ["a"]
 
 
+def test_words_of_a_detail_set_no_task_aside() -> None:
+    told = burst(serving(), 2, executions=2)
+    for group in ("g00000", "g00001"):
+        run(told, f"{group}-00", "excluded", reason="no_model_call: the image of the environment was there")
+        told.tell(
+            "scheduler", ev.Excluded(execution=f"{group}-01", reason="attempts used up (sandbox_failed: /images)")
+        )
+        told.tell("scheduler", ev.Consumed(step=1, group=group, void=True))
+    assert admission.set_aside(told.world(make())) == []
+
+
 def test_a_task_whose_executions_fail_by_themselves_is_not_set_aside() -> None:
     told = burst(serving(), 2, executions=2)
     for group in ("g00000", "g00001"):

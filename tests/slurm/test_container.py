@@ -1,4 +1,4 @@
-"""The definition of the container image: not built here (no Apptainer), but true to the package that it installs."""
+"""The definition of the container image: not built here, but true to the package that it installs."""
 
 from __future__ import annotations
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from gyre.ledger import events as ev
 from gyre.ledger.fold import fold_all
@@ -13,7 +15,7 @@ from gyre.ledger.tail import Line
 from gyre.ledger.training_stats import statistics_of
 from gyre.recipe.schema import Cells, Model, Objective, Recipe, Tasks, Train
 from gyre.views.summary import summarise
-from gyre.views.text import step_line
+from gyre.views.text import render, step_line
 
 RECIPE = Recipe(
     name="x",
@@ -68,8 +70,12 @@ def history() -> list[Line]:
     )
     worker = [
         OPENED,
-        ev.Finished(execution="g00000-00", attempt=1, outcome="graded", reward=1.0, tokens_sampled=5),
-        ev.Finished(execution="e0001x000-00", attempt=1, outcome="graded", reward=0.5, tokens_sampled=5),
+        ev.Finished(
+            execution="g00000-00", attempt=1, outcome="graded", reason="finished", reward=1.0, tokens_sampled=5
+        ),
+        ev.Finished(
+            execution="e0001x000-00", attempt=1, outcome="graded", reason="limit_disk", reward=0.5, tokens_sampled=5
+        ),
     ]
     orders = ev.Dispatched(
         worker="worker-0",
@@ -106,6 +112,13 @@ def test_evaluations_and_the_waterlevel_are_apart_from_training() -> None:
     summary = summarise(fold_all(history()), RECIPE)
     assert [(e.burst, e.score) for e in summary.evals] == [(1, 0.5)]
     assert summary.waterlevel == 1  # g00000-01 is open
+
+
+def test_ends_are_counted_by_their_reason() -> None:
+    summary = summarise(fold_all(history()), RECIPE)
+    assert summary.attempts_ended == {"finished": 1, "limit_disk": 1}
+    Console(width=160, file=(printed := StringIO())).print(render(summary, now=0.0))
+    assert "attempts that did not just finish: 1 limit_disk" in printed.getvalue()
 
 
 def test_a_run_that_nobody_ended_and_nobody_keeps_has_failed() -> None:

@@ -66,10 +66,6 @@ def read_steps(task: Task, toml: TaskToml, verifier: Source, env: Mapping[str, s
             raise UserError(f"{path}: step {step.name!r}: name must be unique, in lower and upper case alike")
         seen.add(key)
         steps.append(_step(task, toml, step, verifier, env))
-        if steps[-1].agent_user != steps[0].agent_user:
-            raise UserError(
-                f"{path}: step {step.name!r}: agent.user must be the same in all steps; leave this task out"
-            )
     return tuple(steps)
 
 
