@@ -126,6 +126,7 @@ def read_microstep(path: Path) -> tuple[MicroStep, str]:
         batch = reader.get_batch(0)
         batch.validate(full=True)
         ms = _from_batch(batch)
+        expected = metadata[b"gyre.digest"].decode("ascii", "replace")
     except (
         pa.ArrowException,
         EOFError,
@@ -136,7 +137,6 @@ def read_microstep(path: Path) -> tuple[MicroStep, str]:
     ) as error:
         # Damage shows in many ways, in Arrow's framing or in ours; all of them mean the same to the reader.
         raise UserError(f"{path} is damaged: {error}", code=1) from error
-    expected = metadata[b"gyre.digest"].decode("ascii", "replace")
     if digest(ms) != expected:
         raise UserError(
             f"{path} is damaged: its content is not what its digest {expected} says",

@@ -99,6 +99,25 @@ def test_any_damaged_byte_is_found_or_harmless(tmp_path: Path, data: st.DataObje
         assert same(read, ms)  # the byte was padding, or one of Arrow's two copies of the schema
 
 
+@pytest.mark.parametrize("word", ["gyre.table", "microstep", "gyre.schema", "gyre.digest"])
+def test_any_damaged_byte_of_the_metadata_is_found_or_harmless(tmp_path: Path, word: str) -> None:
+    path = tmp_path / "1-00000.arrow"
+    ms = microstep()
+    write_microstep(path, ms)
+    whole = path.read_bytes()
+    places = [at for at in range(len(whole)) if whole.startswith(word.encode(), at)]
+    assert places
+    found = 0
+    for place in [start + offset for start in places for offset in range(len(word))]:
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        try:
+            assert same(read_microstep(path)[0], ms)  # one of Arrow's two copies of the schema
+        except UserError as error:
+            assert "1-00000.arrow" in str(error)
+            found += 1
+    assert found >= len(word)
+
+
 def test_content_under_another_digest_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.arrow"
     write_microstep(path, microstep(1))
