@@ -111,10 +111,12 @@ def test_any_damaged_byte_of_the_metadata_is_found_or_harmless(tmp_path: Path, w
     for place in [start + offset for start in places for offset in range(len(word))]:
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         try:
-            assert same(read_microstep(path)[0], ms)  # one of Arrow's two copies of the schema
+            read, message = read_microstep(path)[0], ""
         except UserError as error:
-            assert "1-00000.arrow" in str(error)
-            found += 1
+            read, message = None, str(error)
+        # harmless: it was in the other one of Arrow's two copies of the schema
+        assert "1-00000.arrow" in message if read is None else same(read, ms)
+        found += read is None
     assert found >= len(word)
 
 
