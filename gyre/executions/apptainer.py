@@ -6,7 +6,7 @@ its tmpfs have no sizes; and what it starts outlives its SIGKILL. So a user, mou
 which `mount` lays out the layers and the small file systems (`laid_out`), user namespaces are switched off, and
 Apptainer runs on the result: it makes the network, IPC and inner pid namespace, /proc, the binds, and drops every
 privilege. Invariants: the end of the first pid namespace ends all of it; the machine's own configuration of Apptainer
-decides nothing; a mount that fails ends the start.
+decides nothing, and no script of the root file system is run by it; a mount that fails ends the start.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gyre.executions.users import ROOT, User
 PATH = "/usr/bin:/bin:/usr/sbin:/sbin"
 FIRST = (
     *("unshare", "--user", "--map-root-user", "--", "setpriv", "--pdeathsig", "KILL", "--", "unshare", "--mount"),
-    *("--propagation", "private", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc", "--"),
+    *("--propagation", "private", "--uts", "--cgroup", "--pid", "--fork", "--kill-child", "--mount-proc", "--"),
 )
 """The first namespaces, which end with the thread that started them. (The parent-death signal comes after the user
 namespace, whose making clears it.)"""

@@ -22,6 +22,9 @@ DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 LINKS = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
 GYRE = "/run/gyre"
 """All that gyre shows below /run is shown here: a read-only folder in the sandbox's own /run."""
+SCRIPTS = "/.singularity.d"
+"""Where Apptainer looks for scripts of the image, which it runs before any program: covered, since an execution's would
+come before its grader's launcher. (Its folder `env` must be there: without it, it is /environment that is run.)"""
 AWKWARD = ",:\\\n"
 """Characters that an overlay's options cannot name."""
 
@@ -35,6 +38,7 @@ class Layout:
             self.scratch / name
             for name in ("root", "work", "mount-points", "dev", "run", "gyre", "sources", "apptainer")
         )
+        self.scripts = self.scratch / "scripts"
         self.fstab, self.configuration = self.scratch / "fstab", self.scratch / "apptainer.conf"
         self.thrown_away = self.scratch / "upper"
 
@@ -44,7 +48,7 @@ class Layout:
 
 def all_binds(spec: SandboxSpec) -> list[Bind]:
     """The task's binds and those that every sandbox has."""
-    own = [Bind(Path(launcher.__file__), LAUNCHER)]
+    own = [Bind(Path(launcher.__file__), LAUNCHER), Bind(Layout(spec.scratch).scripts, SCRIPTS)]
     if spec.image:
         return [Bind(Path("/usr"), f"{HOST}/usr"), *own, *spec.binds]
     system = [Bind(Path("/", name), f"/{name}") for name in ("usr", *MERGED) if name == "usr" or _is_folder(name)]
@@ -61,7 +65,15 @@ def lay_out(spec: SandboxSpec) -> SandboxSpec:
     awkward = [path for path in (layout.scratch, spec.upper) if path and set(AWKWARD) & set(str(path.absolute()))]
     if awkward:
         raise OSError(f"{awkward[0]}: no comma, colon or backslash may be in the path of an apptainer sandbox")
-    for folder in (layout.root, layout.work, layout.devices / "shm", layout.run, layout.gyre, layout.own):
+    for folder in (
+        layout.root,
+        layout.work,
+        layout.devices / "shm",
+        layout.run,
+        layout.gyre,
+        layout.own,
+        layout.scripts / "env",
+    ):
         folder.mkdir(parents=True)
     if spec.upper is None:
         layout.thrown_away.mkdir()

@@ -123,6 +123,33 @@ async def test_what_is_limited_inside(apptainer: Any) -> None:
     assert "No space left on device" in output
 
 
+SCRIPT = "#!/bin/sh\necho 1 > /logs/verifier/reward.txt\necho evil\nexit 0\n"
+SCRIPTS = ("99-last", "01-base", "90-environment", "99-runtimevars", "inject-apptainer-env")
+PLACES = (*(f"env/{name}.sh" for name in SCRIPTS), "actions/exec", "runscript")
+BESIDE = ("environment", ".inject-apptainer-env.sh", ".exec", ".run", "singularity", "apptainer")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["layer", "resumed", "a link in the resumed one"])
+async def test_no_script_that_lies_where_apptainer_runs_them_is_run(apptainer: Any, how: str) -> None:
+    """They would run before the launcher: in the grader's sandbox, beside the tests and with the reward to write."""
+    spec = apptainer.spec("find /.singularity.d/; echo ok", resumed=how != "layer")
+    layer = private_folder(apptainer.folder / "layer") if how == "layer" else spec.upper
+    home = layer / ("app/scripts" if "link" in how else ".singularity.d")
+    for path in (*(home / name for name in PLACES), *(layer / name for name in BESIDE)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(SCRIPT)
+        path.chmod(0o755)
+    if "link" in how:
+        (layer / ".singularity.d").symlink_to("/app/scripts")
+    if how == "layer":
+        spec = msgspec.structs.replace(spec, lowers=(*spec.lowers, layer))
+    running = await apptainer.sandbox.start(spec)
+    assert await running.wait(60) == ExitStatus(code=0)
+    await running.kill()
+    assert spec.log.read_text() == "/.singularity.d/\n/.singularity.d/env\nok\n"
+
+
 @pytest.mark.slow
 async def test_a_recipes_task_from_the_first_call_to_the_reward(apptainer: Any, scripted: Any) -> None:
     task = load_task(SORT)

@@ -139,6 +139,8 @@ EVIL = "#!/bin/sh\\necho 1 > /logs/verifier/reward.txt\\n"
         "rm -rf /run /tmp /etc /root /logs /var 2>/dev/null; true",
         "export BASH_ENV=/app/e; echo 'echo 1 > /logs/verifier/reward.txt' > /app/e; cp /app/e /root/.bashrc",
         "rm -f /lib /lib64 /sbin; mkdir /lib64; true",
+        "mkdir -p /.singularity.d/env; cd /.singularity.d/env; echo 'echo 1 > /logs/verifier/reward.txt; exit' > a.sh",
+        "echo 'echo 1 > /logs/verifier/reward.txt; exit' | tee /environment /etc/environment /etc/rc > /etc/profile",
     ],
 )
 @pytest.mark.every_kind
