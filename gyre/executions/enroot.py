@@ -139,14 +139,13 @@ class Enroot(NamespacedSandbox):
         return spec
 
     def launch(self, spec: SandboxSpec, channel: int, log: int) -> subprocess.Popen[bytes]:
-        place, words = spec.scratch.absolute() / "enroot", init_words(spec)
-        options = ["--conf", str(place / "container.sh"), *(f"--env={name}" for name in ("SHELL=/init", *words))]
-        # enroot runs $SHELL on the command, which is here only to be seen in a list of processes
+        place = spec.scratch.absolute() / "enroot"
+        # enroot runs /init on the command, which is here only to be seen in a list of processes
         return subprocess.Popen(
-            [self._enroot, "start", *options, "root", *command(spec)],
+            [self._enroot, "start", "--conf", str(place / "container.sh"), "root", *command(spec)],
             stdin=channel,
             stdout=log,
             stderr=log,
-            env={**settings(self._enroot, place), **words},
+            env={**settings(self._enroot, place), **init_words(spec)},
             cwd="/",
         )

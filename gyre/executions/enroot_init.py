@@ -11,10 +11,10 @@ end is the sandbox's end.
 
 import fcntl
 import os
-import socket
 import sys
 import warnings  # noqa: F401  (os.execvp imports it at its first call)
 from _signal import SIG_DFL, SIGINT, SIGKILL, signal
+from _socket import AF_INET, SOCK_DGRAM, sethostname, socket
 
 try:
     import ctypes
@@ -59,9 +59,10 @@ def close_namespaces(uid: str, gid: str) -> None:
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {outer_uid} 1"), ("gid_map", f"{gid} {outer_gid} 1")):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
-    socket.sethostname("task")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
-        fcntl.ioctl(handle, SIOCSIFFLAGS, b"lo".ljust(16, b"\0") + IFF_UP.to_bytes(2, sys.byteorder) + bytes(22))
+    sethostname("task")
+    handle = socket(AF_INET, SOCK_DGRAM)
+    fcntl.ioctl(handle, SIOCSIFFLAGS, b"lo".ljust(16, b"\0") + IFF_UP.to_bytes(2, sys.byteorder) + bytes(22))
+    handle.close()
 
 
 def enter(folder: str) -> None:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from gyre.executions.enroot_init import PREFIX
 from gyre.executions.host_python import HOST
 from gyre.executions.layers import MERGED
 from gyre.executions.namespaced import hides_root
@@ -19,7 +20,11 @@ from gyre.executions.sandbox import SandboxSpec
 from gyre.executions.users import layers_of, writable_places
 
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
-SCRIPT = """mounts() {{
+SCRIPT = """environ() {{
+    echo SHELL=/init
+    for name in "${{!{words}@}}"; do echo "${{name}}=${{!name}}"; done
+}}
+mounts() {{
     cd "${{ENROOT_ROOTFS}}"
     echo 1 > /proc/sys/user/max_user_namespaces
     {folders}
@@ -31,8 +36,9 @@ END OF MOUNTS
 END OF MOUNTS
 }}
 """
-"""The container script. One user namespace may be made below enroot's: enroot_init.py's. The layers' paths are relative
-to the container's root, so that whatever their names hold does not matter to an overlay's options."""
+"""The container script. What enroot takes for the shell is enroot_init.py, with the words for it; one user namespace
+may be made below enroot's, which is that program's. The layers' paths are relative to the container's root: whatever
+their names hold does not matter to an overlay's options."""
 
 
 def entry(source: str, target: str, kind: str, options: str) -> str:
@@ -134,7 +140,9 @@ class Mounts:
 
     def script(self) -> str:
         folders = f"mkdir -p {' '.join(self.folders)}" if self.folders else ""
-        return SCRIPT.format(container="\n".join(self.container), task="\n".join(self.task), folders=folders)
+        return SCRIPT.format(
+            words=PREFIX, container="\n".join(self.container), task="\n".join(self.task), folders=folders
+        )
 
 
 def system(prefix: str) -> list[str]:

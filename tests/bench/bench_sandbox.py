@@ -1,6 +1,6 @@
 """What executions wait for, by kind of sandbox.
 
-Run: python tests/bench/bench_sandbox.py [--kinds bubblewrap,apptainer] [--counts 1,16,64] [--rounds 3]
+Run: python tests/bench/bench_sandbox.py [--kinds bubblewrap,apptainer,enroot] [--counts 1,16,64] [--rounds 3]
 
 Prints, for N executions that start at once on this node: seconds from the order to the first model call (p50, p99),
 from the timeout to the snapshot, and how many gradings a second N graders do (a bash script of five lines). Beside it
@@ -109,8 +109,8 @@ async def plain(count: int) -> list[float]:
 
 
 async def main(kinds: list[str], counts: list[int], rounds: int) -> None:
-    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; medians over {rounds} rounds, pooled")
-    print("sandbox        N   first call p50, p99   timeout to snapshot   gradings/s   plain process p50, p99")
+    print(f"{os.cpu_count()} cores; medians over {rounds} rounds, pooled")
+    print("sandbox        N   first call p50, p99   timeout to snapshot   gradings/s   plain process p50, p99   load")
     for kind in kinds:
         for count in counts:
             calls, ends, rates, bare = [], [], [], []
@@ -126,7 +126,9 @@ async def main(kinds: list[str], counts: list[int], rounds: int) -> None:
                 remove_tree(root)
             rate = statistics.median(rates)
             print(
-                f"{kind:10} {count:5}   {spread(calls)}     {spread(ends)}     {rate:8.1f}   {spread(bare)}", flush=True
+                f"{kind:10} {count:5}   {spread(calls)}     {spread(ends)}     {rate:8.1f}   {spread(bare)}"
+                f"   {os.getloadavg()[0]:8.1f}",
+                flush=True,
             )
 
 

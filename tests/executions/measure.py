@@ -1,4 +1,4 @@
-"""Measures what one execution costs. Run: python tests/executions/measure.py [COUNT]
+"""Measures what one execution costs. Run: python tests/executions/measure.py [COUNT] [KIND]
 
 Prints, for a sandbox that runs `true`, for the shell agent against a trivial model on the handed-out socket
 (one command, one answer), and for grading: the median wall milliseconds from start to a dead namespace, and,
@@ -54,9 +54,9 @@ async def repeat(what: str, count: int, once: Callable[[int], Awaitable[float]])
     print(f"{what}: median {statistics.median(seconds) * 1e3:.0f} ms wall, {spent * 1e3:.0f} ms CPU")
 
 
-async def main(count: int) -> None:
+async def main(count: int, kind: str) -> None:
     root = Path(tempfile.mkdtemp(prefix="gyre-measure-"))
-    sandbox, task, model_kind = await make_sandbox("bubblewrap", root), load_task(TASK), support().ScriptedModel
+    sandbox, task, model_kind = await make_sandbox(kind, root), load_task(TASK), support().ScriptedModel
     grades: list[float] = []
 
     async def true(number: int) -> float:
@@ -115,7 +115,8 @@ if __name__ == "__main__":
         GROUP.mkdir(exist_ok=True)
         (GROUP / "cgroup.procs").write_text(str(os.getpid()))
     try:
-        asyncio.run(main(int(sys.argv[1]) if len(sys.argv) > 1 else 40))
+        given = dict(enumerate(sys.argv[1:]))
+        asyncio.run(main(int(given.get(0, "40")), given.get(1, "bubblewrap")))
     finally:
         if GROUP.is_dir():
             (GROUP.parent / "cgroup.procs").write_text(str(os.getpid()))
