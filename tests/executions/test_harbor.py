@@ -150,7 +150,19 @@ def _step_rows(step: Step, theirs: Any, config: Any) -> list[tuple[str, Any, Any
     least = theirs.min_reward
     artifacts = tuple(a if isinstance(a, str) else a.source for a in [*config.artifacts, *theirs.artifacts])
     timeout = config.agent.timeout_sec if theirs.agent.timeout_sec is None else theirs.agent.timeout_sec
+    users = [
+        config_user if own is None else own
+        for own, config_user in (
+            (theirs.agent.user, config.agent.user),
+            (theirs.verifier.user, config.verifier.user),
+        )
+    ]
     return [
+        (
+            f"{step.name}: users",
+            [step.agent_user, step.verifier_user],
+            ["" if user is None else str(user) for user in users],
+        ),
         (f"{step.name}: agent.timeout_sec", step.agent_timeout, timeout or 0.0),
         (f"{step.name}: verifier.timeout_sec", step.verifier_timeout, theirs.verifier.timeout_sec),
         (f"{step.name}: verifier.env", step.verifier_env.keys(), {**config.verifier.env, **theirs.verifier.env}.keys()),
@@ -179,13 +191,13 @@ VERIFIERS = {
 """task.toml by what its verifier's environment comes from; "image" has a tests/Dockerfile."""
 STEP_VERIFIERS = (
     {
-        "taken": "",
+        "taken": "[steps.agent]\nuser = 1234\n[steps.verifier]\nuser = 'root'\n",
         "shared": "[steps.verifier]\nenvironment_mode = 'shared'\n",
         "table": "[steps.verifier.environment]\nmemory = '64M'\n",
         "built": f"[steps.verifier.environment]\n{RESOURCES}",
         "fresh": "[steps.verifier]\nenvironment_mode = 'separate'\n",
     },
-    f"[environment]\nstorage_mb = 9\n[verifier.environment]\n{RESOURCES}",
+    f"[agent]\nuser = 'me'\n[verifier]\nuser = 7\n[environment]\nstorage_mb = 9\n[verifier.environment]\n{RESOURCES}",
     {"steps/built/tests/Dockerfile": "FROM x\n"},
 )
 OLDER = 'version = "1.0"\n[environment]\nmemory = "2G"\nstorage = "512M"\nallow_internet = false\n'

@@ -352,6 +352,9 @@ async def test_check_says_what_each_step_earns(lab: Any) -> None:
     solve["steps/two/solution/solve.sh"] = GOOD.format(1, "two")
     check = await check_task(made(lab, {"one": "", "two": serves}, **solve), lab.sandbox, lab.root, lab.limits)
     assert f"solved (step two): the setup or a healthcheck failed{gone}" in check.problems
+    again = {**solve, "steps/two/workdir/setup.sh": "setsid sleep 600 &>/dev/null &"}
+    check = await check_task(made(lab, {"one": "", "two": serves}, **again), lab.sandbox, lab.root, lab.limits)
+    assert check.solution == 1.0
     check = await check_task(made(lab, TWO), lab.sandbox, lab.root, lab.limits)
     assert "solution/solve.sh is missing: it cannot be shown that the task can be solved" in check.problems
 
