@@ -19,8 +19,8 @@ from gyre.errors import UserError
 from gyre.ledger.files import written_aside
 from gyre.ledger.microsteps import MicroStep
 
-SCHEMA_VERSION = 2
-"""2 has `parents`; a file of 1 is one without."""
+SCHEMA_VERSION = 3
+"""3 has `experts`, 2 has `parents`; a file of an earlier one is one without."""
 
 _INTS = (
     "tokens",
@@ -38,12 +38,17 @@ _INTS = (
     "parents",
 )
 _FLOATS = ("behaviour_logprobs", "advantages", "weights", "temperatures")
-_ARRAYS = {name: np.dtype("<i4") for name in _INTS} | {name: np.dtype("<f4") for name in _FLOATS}
+_ARRAYS: dict[str, np.dtype[Any]] = {name: np.dtype("<i4") for name in _INTS}
+_ARRAYS |= {name: np.dtype("<f4") for name in _FLOATS}
+_EXPERTS: dict[str, np.dtype[Any]] = {"experts": np.dtype("<u2"), "experts_shape": np.dtype("<i4")}
+"""A table of three dimensions: flat, and its shape."""
 _SCHEMA = pa.schema(
     [("step", pa.int32()), ("executions", pa.list_(pa.string()))]
     + [(name, pa.list_(pa.int32() if name in _INTS else pa.float32())) for name in _ARRAYS]
+    + [("experts", pa.list_(pa.uint16())), ("experts_shape", pa.list_(pa.int32()))]
 )
-assert {f.name for f in fields(MicroStep)} == set(_SCHEMA.names)
+_OPTIONAL = ("parents", "experts", "experts_shape")
+assert {f.name for f in fields(MicroStep)} == set(_SCHEMA.names) - {"experts_shape"}
 
 
 def _array(ms: MicroStep, name: str) -> npt.NDArray[np.generic]:
@@ -57,13 +62,16 @@ def _array(ms: MicroStep, name: str) -> npt.NDArray[np.generic]:
 def digest(ms: MicroStep) -> str:
     """blake2b (16 bytes, hex) over every field: name, length in bytes and bytes, in the order of their names.
 
-    An empty `parents` is left out: paths have the digest that they had before there were trees.
+    What is optional and empty is left out: paths have the digest that they had before there were trees.
     """
     content = {
         "step": str(ms.step).encode(),
         "executions": "\0".join(ms.executions).encode(),
     }
     content |= {name: _array(ms, name).tobytes() for name in _ARRAYS if name != "parents" or len(ms.parents)}
+    if len(ms.experts):
+        content["experts"] = np.ascontiguousarray(ms.experts, dtype="<u2").tobytes()
+        content["experts_shape"] = str(ms.experts.shape).encode()
     state = blake2b(digest_size=16)
     for name in sorted(content):
         state.update(b"%b %d\n" % (name.encode(), len(content[name])))
@@ -80,9 +88,10 @@ def write_microstep(path: Path, ms: MicroStep) -> str:
         pa.array([ms.step], pa.int32()),
         pa.array([list(ms.executions)], pa.list_(pa.string())),
     ]
-    for name in _ARRAYS:
-        values = pa.array(_array(ms, name))
-        columns.append(pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values))
+    arrays = [_array(ms, name) for name in _ARRAYS]
+    arrays += [np.ascontiguousarray(ms.experts, dtype="<u2").reshape(-1), np.array(ms.experts.shape, dtype="<i4")]
+    for array in arrays:
+        columns.append(pa.ListArray.from_arrays(pa.array([0, len(array)], pa.int32()), pa.array(array)))
     name = digest(ms)
     metadata = {
         "gyre.table": "microstep",
@@ -117,6 +126,7 @@ def read_microstep(path: Path) -> tuple[MicroStep, str]:
         batch = reader.get_batch(0)
         batch.validate(full=True)
         ms = _from_batch(batch)
+        expected = metadata[b"gyre.digest"].decode("ascii", "replace")
     except (
         pa.ArrowException,
         EOFError,
@@ -127,7 +137,6 @@ def read_microstep(path: Path) -> tuple[MicroStep, str]:
     ) as error:
         # Damage shows in many ways, in Arrow's framing or in ours; all of them mean the same to the reader.
         raise UserError(f"{path} is damaged: {error}", code=1) from error
-    expected = metadata[b"gyre.digest"].decode("ascii", "replace")
     if digest(ms) != expected:
         raise UserError(
             f"{path} is damaged: its content is not what its digest {expected} says",
@@ -152,8 +161,10 @@ def _from_batch(batch: pa.RecordBatch) -> MicroStep:
         raise ValueError(f"{batch.num_rows} rows instead of one")
     arrays: dict[str, Any] = {
         name: np.array(batch.column(name).flatten().to_numpy(zero_copy_only=False), dtype=dtype)
-        for name, dtype in _ARRAYS.items()
-        if name != "parents" or name in batch.schema.names
+        for name, dtype in (_ARRAYS | _EXPERTS).items()
+        if name not in _OPTIONAL or name in batch.schema.names
     }
+    if (shape := arrays.pop("experts_shape", None)) is not None:
+        arrays["experts"] = arrays["experts"].reshape(shape)
     executions = tuple(batch.column("executions")[0].as_py())
     return MicroStep(step=batch.column("step")[0].as_py(), executions=executions, **arrays)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
+UInt16 = npt.NDArray[np.uint16]
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class MicroStep:
     target_versions, target_lineages: int32 (M,): the weights that sampled the target.
     Per sample: executions (names), attempts, advantages, weights (L_j / sum L of the execution), temperatures,
     dispatch_versions: version that dispatched the group.
+    experts: uint16 (T, layers, chosen), empty unless routing is replayed: the experts that the engine chose for each
+    row; `NO_EXPERTS` where that is not recorded.
     """
 
     step: int
@@ -53,6 +56,7 @@ class MicroStep:
     temperatures: Float32
     dispatch_versions: Int32
     parents: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))
+    experts: UInt16 = field(default_factory=lambda: np.zeros((0, 0, 0), np.uint16))
 
     @property
     def targets(self) -> int:

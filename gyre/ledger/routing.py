@@ -8,6 +8,7 @@ Invariant: the record of a turn is with the operating system before the turn's o
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -17,9 +18,12 @@ import pyarrow as pa
 from gyre.ledger.files import ledger_writes
 from gyre.ledger.growing import GrowingFile, write_whole
 from gyre.ledger.layout import RunFolder
-from gyre.ledger.shard_files import batch_message, parse_stream, stream_start
+from gyre.ledger.shard_files import batch_message, parse_stream, read_from, stream_start
 
 SCHEMA_VERSION = 1
+ROUTING_FILES = "[1-9]*.routing.arrows"
+NO_EXPERTS = 0xFFFF
+"""In a table of experts' numbers: none is recorded for this position."""
 
 ARROW_SCHEMA = pa.schema(
     [
@@ -108,13 +112,28 @@ class RoutingWriter(GrowingFile):
             write_whole(self._fd, batch_message(pa.RecordBatch.from_arrays(arrays, schema=ARROW_SCHEMA)))
 
 
-def read_routing(run: RunFolder, writer: str) -> Iterator[Routing]:
-    """Every whole record of a writer, one incarnation after the other; a torn tail does not count.
+class RoutingReader:
+    """Follows the records of one writer, all its incarnations. One thread uses it."""
 
-    Raises UserError for a file of another schema.
-    """
-    places = {int(path.name.partition(".")[0]): path for path in run.shard_dir(writer).glob("[1-9]*.routing.arrows")}
-    for _, path in sorted(places.items()):
-        batches, _ = parse_stream(path.read_bytes(), path, at_start=True, schema=ARROW_SCHEMA)
-        for batch in batches:
-            yield from (Routing(**row) for row in batch.to_pylist())
+    def __init__(self, run: RunFolder, writer: str) -> None:
+        self._folder = run.shard_dir(writer)
+        self._read: dict[Path, int] = {}
+
+    def poll(self) -> list[Routing]:
+        """The whole records that came since the last poll, one incarnation after the other; a torn tail is left for the
+        next one, and does not count when none comes.
+
+        Raises UserError for a file of another schema.
+        """
+        out: list[Routing] = []
+        for _, path in sorted((int(path.name.partition(".")[0]), path) for path in self._folder.glob(ROUTING_FILES)):
+            offset = self._read.get(path, 0)
+            batches, used = parse_stream(read_from(path, offset) or b"", path, offset == 0, ARROW_SCHEMA)
+            self._read[path] = offset + used
+            out += (Routing(**row) for batch in batches for row in batch.to_pylist())
+        return out
+
+
+def read_routing(run: RunFolder, writer: str) -> Iterator[Routing]:
+    """Every whole record of a writer, as `RoutingReader` gives them."""
+    yield from RoutingReader(run, writer).poll()

@@ -7,6 +7,8 @@ holds exactly the good batches of its stream.
 
 from __future__ import annotations
 
+import errno
+import os
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -173,3 +175,19 @@ def float32(values: list[float]) -> list[float]:
     """What a list of log-probabilities reads after a shard kept it."""
     kept: list[float] = np.asarray(values, dtype=np.float32).tolist()
     return kept
+
+
+def read_from(path: Path, offset: int) -> bytes | None:
+    """The bytes from `offset` on, or None when the file is gone (sealed, by us or by another node)."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            if os.fstat(file.fileno()).st_size <= offset:
+                return b""
+            file.seek(offset)
+            return file.read()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno == errno.ESTALE:  # NFS: removed while we held it open
+            return None
+        raise

@@ -8,7 +8,6 @@ after `sync`; a shard is never without one of its two files; a reader gives each
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 from pathlib import Path
@@ -23,6 +22,7 @@ from gyre.ledger.layout import RunFolder
 from gyre.ledger.shard_files import (
     batch_message,
     parse_stream,
+    read_from,
     read_sealed,
     rows_after,
     stream_start,
@@ -166,7 +166,7 @@ class TurnReader:
                 batches = rows_after(read_sealed(sealed), shard.rows)
                 shard.done = True
             except FileNotFoundError:
-                data = _read_from(stream, shard.offset)
+                data = read_from(stream, shard.offset)
                 if data is None:
                     continue
                 batches, used = parse_stream(data, stream, shard.offset == 0, ARROW_SCHEMA)
@@ -199,22 +199,6 @@ class TurnReader:
     def read_table(self) -> pa.Table:
         """The same as one table with `ARROW_SCHEMA`."""
         return pa.Table.from_batches(self._batches(), schema=ARROW_SCHEMA)
-
-
-def _read_from(path: Path, offset: int) -> bytes | None:
-    """The bytes from `offset` on, or None when the file is gone (sealed, by us or by another node)."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            if os.fstat(file.fileno()).st_size <= offset:
-                return b""
-            file.seek(offset)
-            return file.read()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        if error.errno == errno.ESTALE:  # NFS: removed while we held it open
-            return None
-        raise
 
 
 def seal_dead(run: RunFolder, writer: str, incarnation: int) -> int:

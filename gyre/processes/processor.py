@@ -16,12 +16,14 @@ from gyre.ledger import events as ev
 from gyre.ledger.layout import RunFolder
 from gyre.ledger.microstep_files import digest, write_microstep
 from gyre.ledger.microsteps import MicroStep
+from gyre.ledger.routing import Routing, RoutingReader
 from gyre.ledger.shards import TurnReader, seal_dead
 from gyre.ledger.state import RunState, Step, execution_names
 from gyre.ledger.turns import Turn
 from gyre.ledger.turns_merge import latest_rows
 from gyre.processes.base import POLL_SECONDS, Process, run_process
 from gyre.scheduling.settings import Settings as Plan, settings_of
+from gyre.trajectory.experts import Records
 from gyre.trajectory.settings import Settings
 from gyre.trajectory.steps import ConsumedGroup, ExecutionRecord, StepBuilder, StepRecord
 
@@ -29,12 +31,19 @@ log = logging.getLogger("gyre")
 
 
 class StepInHand:
-    """Feeds one step's builder from the folded journal, entry by entry. Pure but for `turns_of`."""
+    """Feeds one step's builder from the folded journal, entry by entry. Pure but for `turns_of` and `routing_of`."""
 
-    def __init__(self, settings: Settings, step: int, turns_of: Callable[[str], list[Turn]]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        step: int,
+        turns_of: Callable[[str], list[Turn]],
+        routing_of: Callable[[str], Records] = lambda _: {},
+    ) -> None:
         self.step = step
         self._builder = StepBuilder(settings, step)
         self._turns_of = turns_of
+        self._routing_of = routing_of
         self._fed = 0
         self._flushes = 0
 
@@ -60,7 +69,7 @@ class StepInHand:
         found = state.steps.get(self.step)
         if found is None or self._fed == len(found.consumed):
             return None
-        return consumed_group(state, found.consumed[self._fed], self._turns_of)
+        return consumed_group(state, found.consumed[self._fed], self._turns_of, self._routing_of)
 
     def add(self, group: ConsumedGroup) -> list[MicroStep]:
         """Touches nothing but the builder, so that another thread may do it: a long group takes seconds."""
@@ -76,8 +85,13 @@ class StepInHand:
         return self._builder.end()
 
 
-def consumed_group(state: RunState, consumed: ev.Consumed, turns_of: Callable[[str], list[Turn]]) -> ConsumedGroup:
-    """A consumed group with its outcomes and the turns of all attempts."""
+def consumed_group(
+    state: RunState,
+    consumed: ev.Consumed,
+    turns_of: Callable[[str], list[Turn]],
+    routing_of: Callable[[str], Records] = lambda _: {},
+) -> ConsumedGroup:
+    """A consumed group with its outcomes and the turns of all attempts, and their experts where routing is replayed."""
     group = state.groups[consumed.group]
     records = []
     for name in execution_names(group.plan):
@@ -91,6 +105,7 @@ def consumed_group(state: RunState, consumed: ev.Consumed, turns_of: Callable[[s
                 outcome="graded" if graded else "excluded",
                 reward=outcome.reward if graded and outcome is not None else None,
                 turns=turns_of(name),
+                routing=routing_of(name),
             )
         )
     return ConsumedGroup(
@@ -111,13 +126,16 @@ class Processor(Process):
         self.plan = settings_of(self.recipe, (), (), ())
         self._readers = {worker: TurnReader(run, worker) for worker in self.job.workers}
         self._turns: dict[str, list[Turn]] = defaultdict(list)
+        replayed = self.recipe.train.routing_replay
+        self._routing_readers = [RoutingReader(run, worker) for worker in self.job.workers if replayed]
+        self._routing: dict[str, dict[tuple[int, int], Routing]] = defaultdict(dict)
         self._sealed: dict[str, int] = {}
         self._emitted = 0
 
     async def work(self) -> None:
         await self.until_accepted()
         step = self._first_step()
-        in_hand = StepInHand(self.settings, step, self._turns_of)
+        in_hand = StepInHand(self.settings, step, self._turns_of, self._routing_of)
         while True:
             self._seal_dead()
             self._announce(step, in_hand.flush(self.state))
@@ -130,7 +148,7 @@ class Processor(Process):
             if record is not None:
                 self._end(step, record)
                 step += 1
-                in_hand = StepInHand(self.settings, step, self._turns_of)
+                in_hand = StepInHand(self.settings, step, self._turns_of, self._routing_of)
             else:
                 await asyncio.sleep(POLL_SECONDS)
 
@@ -189,6 +207,7 @@ class Processor(Process):
         for consumed in found.consumed:
             for name in execution_names(self.state.groups[consumed.group].plan):
                 self._turns.pop(name, None)
+                self._routing.pop(name, None)
 
     def _turns_of(self, execution: str) -> list[Turn]:
         """All recorded turns of an execution. Its shard was fsynced before its end was journalled."""
@@ -196,6 +215,13 @@ class Processor(Process):
             for turn in reader.poll():
                 self._turns[turn.execution].append(turn)
         return latest_rows(self._turns.get(execution, []))
+
+    def _routing_of(self, execution: str) -> Records:
+        """All recorded experts of an execution, where they are replayed; fsynced before its end, as its turns."""
+        for reader in self._routing_readers:
+            for record in reader.poll():
+                self._routing[record.execution][record.attempt, record.turn] = record
+        return self._routing.get(execution, {})
 
     def _seal_dead(self) -> None:
         for worker in self.job.workers:

@@ -24,6 +24,7 @@ from gyre.ledger.job import Job
 from gyre.ledger.layout import RunFolder
 from gyre.ledger.microstep_files import digest
 from gyre.ledger.microsteps import MicroStep
+from gyre.ledger.routing import Routing, read_routing
 from gyre.ledger.shards import TurnReader
 from gyre.ledger.state import CellIncarnation, RunState
 from gyre.ledger.turns import Turn
@@ -31,6 +32,7 @@ from gyre.ledger.turns_merge import latest_rows
 from gyre.processes.processor import StepInHand
 from gyre.recipe.load import load_recipe
 from gyre.recipe.schema import Recipe
+from gyre.trajectory.experts import Records
 from gyre.trajectory.settings import Settings
 
 
@@ -81,12 +83,12 @@ def replay_rank(
     rendezvous: str,
 ) -> Iterator[ReplayedStep]:
     """The steps `wanted`, as one rank of a cell; `rank` None: without training."""
-    turns_of = recorded_turns(run, job)
+    turns_of, routing_of = recorded_turns(run, job), recorded_routing(run, recipe, job)
     settings = Settings.from_recipe(recipe)
     trainer = Replayer(run, recipe, job, state, rank, rendezvous) if rank is not None else None
     history = state.history()
     for step in wanted:
-        made, record = StepInHand(settings, step, turns_of).advance(state)
+        made, record = StepInHand(settings, step, turns_of, routing_of).advance(state)
         if record is None:
             return  # consumed in part when the run stopped
         announced = [ready.digest for ready in state.steps[step].microsteps.values()]
@@ -145,6 +147,15 @@ def _fellow(*arguments: Any) -> None:
 def recorded_turns(run: RunFolder, job: Job) -> Callable[[str], list[Turn]]:
     """All recorded turns, by execution."""
     return by_execution(turn for worker in job.workers for turn in TurnReader(run, worker).read_all())
+
+
+def recorded_routing(run: RunFolder, recipe: Recipe, job: Job) -> Callable[[str], Records]:
+    """All recorded experts, by execution; none where the run does not replay them."""
+    records: dict[str, dict[tuple[int, int], Routing]] = defaultdict(dict)
+    for worker in job.workers if recipe.train.routing_replay else ():
+        for record in read_routing(run, worker):
+            records[record.execution][record.attempt, record.turn] = record
+    return lambda execution: records.get(execution, {})
 
 
 def by_execution(rows: Iterable[Turn]) -> Callable[[str], list[Turn]]:

@@ -155,8 +155,8 @@ def _training_layout(recipe: Recipe) -> Iterator[Problem]:
         )
     if train.sequence_parallel and train.tensor_parallel == 1:
         yield ("train", "sequence_parallel"), "true needs tensor_parallel above 1: those ranks split the sequence"
-    if train.routing_replay:
-        yield ("train", "routing_replay"), "training does not replay the experts that are recorded: set it to false"
+    if train.routing_replay and "routing" not in recipe.trajectory.record:
+        yield ("train", "routing_replay"), 'replays what was recorded: add "routing" to trajectory.record, or use false'
     gpus = cells.nodes_per_cell * cells.gpus_per_node
     if gpus and ranks != gpus:
         yield (
@@ -190,8 +190,6 @@ def _rollout_layout(recipe: Recipe) -> Iterator[Problem]:
         yield ("rollout", "store_mb"), 'the reference engine has no store of KV pages: use 0, or engine = "sglang"'
     if "routing" in recipe.trajectory.record:
         record: Key = ("trajectory", "record")
-        if rollout.engine == "reference":
-            yield record, 'the reference engine does not return routed experts: drop "routing", or engine = "sglang"'
         if rollout.store_mb:
             # SGLang keeps experts by slot of KV; a page from the store has those of what its slot held before
             yield record, '"routing" is wrong for what comes from the store: drop it, or set rollout.store_mb to 0'

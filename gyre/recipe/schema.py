@@ -158,7 +158,7 @@ class Trajectory(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     packing: Literal["paths", "tree"] = "paths"
     """`tree` computes what an execution's paths share once; with context_parallel it falls back to paths."""
     record: list[Literal["wire", "routing"]] = field(default_factory=list)
-    """What else is recorded: `routing`, the experts that each token went to (mixtures of experts on SGLang, without a
+    """What else is recorded: `routing`, the experts that each token went to (mixtures of experts, without a
     store); not in this version: `wire`."""
 
 
@@ -198,7 +198,7 @@ class Train(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Above 1 is refused: the attention computes whole sequences."""
     data_parallel: Positive = 1
     routing_replay: bool = False
-    """Mixture of experts: train with the experts that the engine chose; true is refused in this version."""
+    """Mixture of experts: train with the experts that the engine chose (`trajectory.record = ["routing"]`)."""
     tokens_per_microstep: Positive = 131072
     """Most tokens of one micro-step; not below the context."""
     microsteps_per_grant: Positive = 1

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gyre.ledger.routing import NO_EXPERTS, Mixture
 from gyre.training.attention import Packing
 
 if TYPE_CHECKING:
@@ -48,6 +49,9 @@ class MicroStepBatch:
     """(M,): targets that the present weights sampled, the only ones for which trainer and engine should
     agree. None: all of them."""
     parents: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))
+    experts: npt.NDArray[np.uint16] = field(default_factory=lambda: np.zeros((0, 0, 0), np.uint16))
+    """(T, layers, chosen), or empty: the experts that each row is to go to; `NO_EXPERTS`: those that the router
+    chooses."""
 
     @classmethod
     def of(cls, microstep: MicroStep, weights: tuple[int, int] | None = None) -> MicroStepBatch:
@@ -70,11 +74,12 @@ class MicroStepBatch:
             temperatures=microstep.temperatures,
             comparable=comparable,
             parents=microstep.parents,
+            experts=microstep.experts,
         )
 
-    def check(self, vocab: int) -> None:
+    def check(self, vocab: int, mixture: Mixture | None = None) -> None:
         """ValueError when an index is out of range: a damaged or foreign micro-step must not train
-        anything."""
+        anything. `mixture`: the model's, which has experts."""
         rows, count = len(self.tokens), len(self.advantages)
         ranges = {
             "tokens": (self.tokens, vocab),
@@ -85,10 +90,19 @@ class MicroStepBatch:
         for name, (values, limit) in ranges.items():
             if len(values) and not (int(values.min()) >= 0 and int(values.max()) < limit):
                 raise ValueError(f"micro-step: {name} must lie in [0, {limit})")
+        if len(self.experts):
+            self._check_experts(mixture)
         if len(self.target_rows) and (self.segments[self.target_rows] < 0).any():
             raise ValueError("micro-step: a target's row is padding")
         if len(self.temperatures) and float(self.temperatures.min()) <= 0.0:
             raise ValueError("micro-step: temperatures must be positive")
+
+    def _check_experts(self, mixture: Mixture | None) -> None:
+        if mixture is None or self.experts.shape != (len(self.tokens), mixture.layers, mixture.chosen):
+            raise ValueError(f"micro-step: experts of shape {self.experts.shape} are not this model's: {mixture}")
+        known = self.experts[self.experts != NO_EXPERTS]
+        if len(known) and int(known.max()) >= mixture.experts:
+            raise ValueError(f"micro-step: experts must lie in [0, {mixture.experts})")
 
     def padded(self, rows: int) -> MicroStepBatch:
         """With padding at the end up to a multiple of `rows`."""
@@ -100,7 +114,11 @@ class MicroStepBatch:
             return np.concatenate([values, np.full(missing, fill, np.int32)])
 
         tokens, positions = longer(self.tokens, 0), longer(self.positions, 0)
-        return replace(self, tokens=tokens, positions=positions, segments=longer(self.segments, -1))
+        experts = self.experts
+        if len(experts):
+            experts = np.concatenate([experts, np.full((missing, *experts.shape[1:]), NO_EXPERTS, np.uint16)])
+        segments = longer(self.segments, -1)
+        return replace(self, tokens=tokens, positions=positions, segments=segments, experts=experts)
 
     @classmethod
     def empty(cls) -> MicroStepBatch:
@@ -160,6 +178,8 @@ class DeviceBatch:
     advantages: torch.Tensor
     weights: torch.Tensor
     temperatures: torch.Tensor
+    experts: torch.Tensor | None = None
+    """int32 (T, layers, chosen), -1 where the router chooses; None: it does everywhere."""
 
 
 def to_device(batch: MicroStepBatch, device: torch.device) -> DeviceBatch:
@@ -178,4 +198,9 @@ def to_device(batch: MicroStepBatch, device: torch.device) -> DeviceBatch:
         advantages=move(batch.advantages, np.float32),
         weights=move(batch.weights, np.float32),
         temperatures=move(batch.temperatures, np.float32),
+        experts=_experts(batch.experts, device) if len(batch.experts) else None,
     )
+
+
+def _experts(numbers: npt.NDArray[np.uint16], device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(np.where(numbers == NO_EXPERTS, -1, numbers.astype(np.int32))).to(device)

@@ -7,6 +7,7 @@ are asked for and never for the whole sequence.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from gyre.training.architecture import Architecture
 from gyre.training.attention import Packing, PositionRotary, SegmentAttention
 from gyre.training.names import mapping
 from gyre.training.place import Layout
+from gyre.training.routing_replay import Choices
 
 with shims.importing():
     from megatron.core import parallel_state
@@ -49,6 +51,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
         )
         self.rotary_pos_emb = PositionRotary(architecture.head_dim, architecture.rope_theta)
         _drop_biases(self, architecture)
+        self.choices = _choices(self, architecture, layout) if architecture.experts else None
         if self.post_process:
             # It takes the rows of targets, gathered before from all parts of the sequence.
             self.output_layer.sequence_parallel = False
@@ -60,8 +63,10 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
         positions: torch.Tensor,
         packing: Packing | None = None,
         attention_mask: torch.Tensor | None = None,
+        experts: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """tokens, positions: int64 (T,) -> hidden states after the last norm, (T, hidden).
+        """tokens, positions: int64 (T,) -> hidden states after the last norm, (T, hidden). experts: int (T, layers,
+        chosen), the choice of the routers, negative where it is theirs.
 
         In a pipeline every stage is given both; the earlier ones give (T, 1, hidden), which the schedule takes on; with
         sequence parallelism this rank's part of the rows.
@@ -69,12 +74,13 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
         causal.
         """
         embedded = self.embedding(input_ids=tokens[None], position_ids=positions[None]) if self.pre_process else None
-        hidden = self.decoder(
-            hidden_states=embedded,
-            attention_mask=attention_mask,
-            rotary_pos_emb=self.rotary_pos_emb(positions),
-            packed_seq_params=packing,
-        )
+        with nullcontext() if self.choices is None else self.choices.replayed(experts):
+            hidden = self.decoder(
+                hidden_states=embedded,
+                attention_mask=attention_mask,
+                rotary_pos_emb=self.rotary_pos_emb(positions),
+                packed_seq_params=packing,
+            )
         if not self.post_process:
             return hidden
         if self.config.sequence_parallel:
@@ -208,6 +214,14 @@ def _experts(architecture: Architecture) -> dict[str, Any]:
         "moe_expert_capacity_factor": None,
         "moe_grouped_gemm": False,
     }
+
+
+def _choices(model: PolicyModel, architecture: Architecture, layout: Layout) -> Choices:
+    """What can replay the routing of this stage's layers."""
+    stage = parallel_state.get_pipeline_model_parallel_rank()
+    first = stage * (architecture.layers // layout.pipeline)
+    part = parallel_state.get_tensor_model_parallel_rank() if layout.sequence else 0
+    return Choices(list(model.decoder.layers), first, part, layout.tensor if layout.sequence else 1)
 
 
 def _drop_biases(model: torch.nn.Module, architecture: Architecture) -> None:

@@ -49,6 +49,12 @@ def run(
     return results
 
 
+def forward(model: torch.nn.Module, batch: MicroStepBatch, on_device: DeviceBatch) -> torch.Tensor:
+    """What this stage makes of a micro-step (see `PolicyModel.forward`)."""
+    hidden: torch.Tensor = model(on_device.tokens, on_device.positions, batch.packing(), experts=on_device.experts)
+    return hidden
+
+
 def last_stage() -> bool:
     """Has this rank the output layer?"""
     return bool(parallel_state.is_pipeline_last_stage())
@@ -70,7 +76,7 @@ def _step_of(loss: Loss[Result], results: list[Result]) -> Callable[..., object]
     def step(batches: Iterator[MicroStepBatch], model: torch.nn.Module) -> object:
         batch = next(batches)
         on_device = to_device(batch, next(model.parameters()).device)
-        output = model(on_device.tokens, on_device.positions, batch.packing())
+        output = forward(model, batch, on_device)
 
         def loss_of(hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
             value, result = loss(hidden, batch, on_device)

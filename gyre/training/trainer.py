@@ -87,6 +87,7 @@ class Trainer:
 
     def __init__(self, model_folder: Path, train: TrainSettings, place: layout.Layout, core: bool) -> None:
         self.architecture = read_architecture(model_folder)
+        self._mixture = self.architecture.mixture() if self.architecture.experts else None
         place.check(self.architecture)
         self.model_folder = Path(model_folder)
         self.settings = train
@@ -232,7 +233,7 @@ class Trainer:
     def _train(self, batches: Sequence[MicroStepBatch]) -> list[MicroStepStats]:
         """Statistics in the last stage; nothing in the others."""
         for batch in batches:
-            batch.check(self.architecture.vocab)
+            batch.check(self.architecture.vocab, self._mixture)
         batches = [batch.padded(self.layout.rows) for batch in batches]
         if self.layout.pipeline > 1:
             return pipeline.run(self._ddp, batches, self._loss)
@@ -240,7 +241,7 @@ class Trainer:
         for batch in batches:
             began = time.perf_counter()
             on_device = to_device(batch, self.device)
-            loss, one = self._loss(self.model(on_device.tokens, on_device.positions, batch.packing()), batch, on_device)
+            loss, one = self._loss(pipeline.forward(self.model, batch, on_device), batch, on_device)
             loss.backward()  # type: ignore[no-untyped-call]
             stats.append(replace(one, seconds=time.perf_counter() - began))
         return stats
@@ -265,7 +266,7 @@ class Trainer:
     def logprobs(self, batch: MicroStepBatch) -> torch.Tensor:
         """Log-probabilities of a micro-step's targets under the present weights, fp32 (M,) on the host. A collective
         of a replica's ranks."""
-        batch.check(self.architecture.vocab)
+        batch.check(self.architecture.vocab, self._mixture)
         batch = batch.padded(self.layout.rows)
 
         def values(
@@ -280,7 +281,7 @@ class Trainer:
                 found = pipeline.run(self._ddp, [batch], values, backward=False)
                 return pipeline.from_last_stage(found[0] if found else None)
             on_device = to_device(batch, self.device)
-            return values(self.model(on_device.tokens, on_device.positions, batch.packing()), batch, on_device)[1]
+            return values(pipeline.forward(self.model, batch, on_device), batch, on_device)[1]
 
     def gradients_flat(self) -> list[torch.Tensor]:
         """The live fp32 buffers; `freeze` gives copies that can be offered."""

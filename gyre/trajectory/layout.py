@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from gyre.ledger.microsteps import MicroStep
 from gyre.trajectory.blocks import Block
+from gyre.trajectory.experts import stacked
 
 Int32 = npt.NDArray[np.int32]
 
@@ -45,6 +46,7 @@ def lay_out(step: int, blocks: Sequence[Block]) -> MicroStep:
         temperatures=np.array([sample.temperature for sample in samples], dtype=np.float32),
         dispatch_versions=np.array([sample.dispatch_version for sample in samples], dtype=np.int32),
         parents=parents,
+        experts=stacked([s.experts if s.experts is None else s.experts[count:] for s, count in each], lengths),
     )
 
 

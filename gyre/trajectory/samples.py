@@ -8,12 +8,14 @@ one.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from gyre.ledger.microsteps import UInt16
 from gyre.ledger.turns import Turn
+from gyre.trajectory.experts import Records, experts_along
 from gyre.trajectory.selection import Choice, Piece, select_paths
 from gyre.trajectory.settings import Settings
 from gyre.trajectory.targets import Reason, possible_targets
@@ -35,6 +37,7 @@ class Sample:
     weight: M / (sum of M over the samples of the execution). tip: last turn of the leaf.
     path: the turns that own the tokens, root first, each with the position where its own end: two samples of an
     execution share a prefix as far as these agree.
+    experts: uint16 (T, layers, chosen) where routing is replayed and was recorded (`experts_along`).
     """
 
     execution: str
@@ -53,6 +56,7 @@ class Sample:
     advantage: float
     temperature: float
     dispatch_version: int
+    experts: UInt16 | None = None
 
     @property
     def targets(self) -> int:
@@ -67,6 +71,7 @@ def select_execution(
     attempt: int,
     advantage: float,
     dispatch_version: int,
+    routing: Records | None = None,
 ) -> tuple[list[Sample], dict[Reason, int]]:
     """The samples of one attempt, in the order of the draws, and its other sampled tokens by reason.
 
@@ -90,6 +95,8 @@ def select_execution(
     samples = [
         _sample(tree, choice, choice.targets / trained, advantage, temperature, dispatch_version) for choice in choices
     ]
+    if routing:
+        samples = [replace(sample, experts=experts_along(sample.path, attempt, routing)) for sample in samples]
     return samples, dropped
 
 

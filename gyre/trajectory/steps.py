@@ -16,6 +16,7 @@ from typing import Literal
 from gyre.ledger.microsteps import MicroStep
 from gyre.ledger.turns import Turn
 from gyre.trajectory.advantages import advantages
+from gyre.trajectory.experts import Records
 from gyre.trajectory.packing import Packer
 from gyre.trajectory.samples import Sample, select_execution
 from gyre.trajectory.settings import Settings
@@ -26,13 +27,14 @@ from gyre.trajectory.tree import TrajectoryError
 @dataclass(frozen=True, kw_only=True)
 class ExecutionRecord:
     """How an execution ended. `attempt` is the one that counts; `turns` are those of all its attempts, in any
-    order. `reward` is a finite number exactly when the outcome is `graded`."""
+    order. `reward` is a finite number exactly when the outcome is `graded`. `routing`: recorded experts, for replay."""
 
     execution: str
     attempt: int
     outcome: Literal["graded", "excluded"]
     reward: float | None = None
     turns: list[Turn] = field(default_factory=list)
+    routing: Records = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +157,7 @@ class StepBuilder:
             attempt=record.attempt,
             advantage=verdict,
             dispatch_version=dispatch_version,
+            routing=record.routing,
         )
         self._dropped.update(dropped)
         self._trained += sum(sample.targets for sample in samples)

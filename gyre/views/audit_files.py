@@ -24,7 +24,7 @@ from gyre.ledger.tail import read_journal
 from gyre.ledger.turns import Turn
 from gyre.ledger.turns_merge import latest_rows, whole_length
 from gyre.processes.processor import StepInHand
-from gyre.processes.replay import by_execution
+from gyre.processes.replay import by_execution, recorded_routing
 from gyre.training.architecture import read_architecture
 from gyre.trajectory.settings import Settings
 from gyre.views.runs import OpenRun
@@ -171,12 +171,12 @@ def packing(opened: Audited) -> Cases:
     rows, damaged = opened.shards
     if damaged:
         return  # the rule on shards says so
-    turns_of = by_execution(rows)
+    turns_of, routing_of = by_execution(rows), recorded_routing(opened.run, opened.recipe, opened.job)
     settings = Settings.from_recipe(opened.recipe)
     for number, step in sorted(opened.state.steps.items()):
         if step.packed is None:
             continue
-        made, _ = StepInHand(settings, number, turns_of).advance(opened.state)
+        made, _ = StepInHand(settings, number, turns_of, routing_of).advance(opened.state)
         for name, microstep in zip(step.microsteps, made, strict=False):
             same = digest(microstep) == step.microsteps[name].digest
             yield name, "" if same else f"{name}: the shards hold other turns than it was packed from"

@@ -14,7 +14,7 @@ from gyre.engines.reference.model import Model
 from gyre.engines.reference.prefix import PrefixCache, chain
 from gyre.engines.reference.sampling import sample
 from gyre.engines.reference.sequence import Sequence
-from gyre.engines.reference.slots import Shape
+from gyre.engines.reference.slots import Shape, Slots
 
 from .place import VOCABULARY, Oracle
 
@@ -134,24 +134,27 @@ def test_sampling_follows_the_distribution() -> None:
     assert logprobs[0] == pytest.approx(float(wanted[ids[0]].log()), abs=1e-6)
 
 
-SHAPE = Shape(layers=1, heads=1, head_dim=1, dtype=torch.float32)
+SHAPE = Shape(layers=1, heads=1, head_dim=1, dtype=torch.float32, chosen=1)
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=25), st.integers(1, 12))
 def test_the_prefix_cache_gives_back_what_was_stored(sequences: list[list[int]], budget: int) -> None:
-    """KV here is a function of the whole prefix, so any wrong page would show; the budget is never exceeded."""
+    """KV and experts here are a function of the whole prefix: any wrong page would show; the budget holds."""
     page = 2
     cache = PrefixCache(SHAPE, budget * page, page)
     for tokens in sequences:
-        kv = torch.zeros(1, 2, 1, 16, 1)
+        slots = Slots(SHAPE, 1, 16)
+        kv, experts = slots.kv[0], slots.experts[0, :, 0, 0]
         wanted = torch.tensor([float(hash(tuple(tokens[: at + 1])) % 10_007) for at in range(len(tokens))])
         keys: list[bytes] = []
         chain(0, "salt", page, keys, lambda start, end, ids=tokens: ids[start:end], len(tokens))  # type: ignore[misc]
         found = cache.match(keys)
-        cache.load(keys[:found], kv[:])
+        cache.load(keys[:found], slots, 0)
         assert torch.equal(kv[0, 0, 0, : found * page, 0], wanted[: found * page])
+        assert experts[: found * page].tolist() == wanted[: found * page].tolist()
         kv[0, :, 0, : len(tokens), 0] = wanted
-        cache.store(keys, kv)
+        experts[: len(tokens)] = wanted
+        cache.store(keys, slots, 0)
         assert len(cache) <= budget
         assert cache.match(keys) == min(len(keys), budget)
 

@@ -95,4 +95,5 @@ def microstep(seed: int = 0, tokens: int = 12, targets: int = 5, samples: int = 
         temperatures=floats(samples),
         dispatch_versions=ints(samples),
         parents=ints(samples),
+        experts=rng.integers(0, 1 << 16, (tokens, 2, 3)).astype(np.uint16),
     )

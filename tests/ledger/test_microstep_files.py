@@ -99,6 +99,27 @@ def test_any_damaged_byte_is_found_or_harmless(tmp_path: Path, data: st.DataObje
         assert same(read, ms)  # the byte was padding, or one of Arrow's two copies of the schema
 
 
+@pytest.mark.parametrize("word", ["gyre.table", "microstep", "gyre.schema", "gyre.digest"])
+def test_any_damaged_byte_of_the_metadata_is_found_or_harmless(tmp_path: Path, word: str) -> None:
+    path = tmp_path / "1-00000.arrow"
+    ms = microstep()
+    write_microstep(path, ms)
+    whole = path.read_bytes()
+    places = [at for at in range(len(whole)) if whole.startswith(word.encode(), at)]
+    assert places
+    found = 0
+    for place in [start + offset for start in places for offset in range(len(word))]:
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        try:
+            read, message = read_microstep(path)[0], ""
+        except UserError as error:
+            read, message = None, str(error)
+        # harmless: it was in the other one of Arrow's two copies of the schema
+        assert "1-00000.arrow" in message if read is None else same(read, ms)
+        found += read is None
+    assert found >= len(word)
+
+
 def test_content_under_another_digest_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.arrow"
     write_microstep(path, microstep(1))
@@ -121,25 +142,30 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         pass
     with pytest.raises(UserError, match="is not a micro-step"):
         read_microstep(path)
-    with pa.ipc.new_file(str(path), pa.schema([], metadata={"gyre.table": "microstep", "gyre.schema": "3"})):
+    with pa.ipc.new_file(str(path), pa.schema([], metadata={"gyre.table": "microstep", "gyre.schema": "4"})):
         pass
-    with pytest.raises(UserError, match="schema 3 of micro-steps; this gyre reads up to 2"):
+    with pytest.raises(UserError, match="schema 4 of micro-steps; this gyre reads up to 3"):
         read_microstep(path)
 
 
 def test_a_file_of_schema_1_is_one_of_paths(tmp_path: Path) -> None:
     """Its digest is the one that it was announced with: a run that began before there were trees replays."""
-    ms = replace(microstep(), parents=np.zeros(0, np.int32))
+    ms = replace(microstep(), parents=np.zeros(0, np.int32), experts=np.zeros((0, 0, 0), np.uint16))
     assert digest(ms) == "2220d91fff0d8ef278fd435824e3d1fb"
     path = tmp_path / "a.arrow"
     write_microstep(path, ms)
     table = pa.ipc.open_file(str(path)).read_all()
     metadata = {**table.schema.metadata, b"gyre.schema": b"1"}
-    old = table.drop_columns("parents").replace_schema_metadata(metadata)
+    old = table.drop_columns(["parents", "experts", "experts_shape"]).replace_schema_metadata(metadata)
     with pa.ipc.new_file(str(path), old.schema) as writer:
         writer.write_table(old)
     read, name = read_microstep(path)
     assert same(ms, read) and name == digest(ms)
+
+
+def test_experts_of_another_shape_are_other_content() -> None:
+    ms = microstep()
+    assert digest(replace(ms, experts=ms.experts.reshape(-1, 3, 2))) != digest(ms)
 
 
 def test_two_dimensional_fields_are_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from gyre.errors import UserError
 from gyre.ledger.files import LedgerWriteError
 from gyre.ledger.layout import RunFolder
-from gyre.ledger.routing import Mixture, Routing, RoutingWriter, read_routing
+from gyre.ledger.routing import Mixture, Routing, RoutingReader, RoutingWriter, read_routing
 from gyre.ledger.shards import TurnReader, TurnWriter
 
 from .samples import turn
@@ -106,3 +106,21 @@ def test_a_file_of_turns_is_refused(tmp_path: Path) -> None:
     (run.shard_dir("w") / "1-00000.arrows").rename(run.routing_path("w", 1))
     with pytest.raises(UserError, match="is not a trajectory shard"):
         list(read_routing(run, "w"))
+
+
+def test_a_reader_goes_on_where_it_was_and_waits_for_what_is_torn(tmp_path: Path) -> None:
+    run = fresh_run(tmp_path)
+    reader = RoutingReader(run, "w")
+    assert reader.poll() == []
+    writer = writer_of(run)
+    for number in range(3):
+        writer.append(record(number))
+    path = run.routing_path("w", 1)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-5])
+    assert reader.poll() == [record(0), record(1)]
+    assert reader.poll() == []
+    path.write_bytes(whole)
+    writer_of(run, 2).append(record(3))
+    assert reader.poll() == [record(2), record(3)]
+    assert list(read_routing(run, "w")) == [record(number) for number in range(4)]

@@ -110,9 +110,10 @@ def test_rollout_layout() -> None:
     refused("rollout.store_mb", "reference engine", *small, "rollout.store_mb=64")
     routed = 'trajectory.record=["routing"]'
     load(routed)
-    refused("trajectory.record", "reference engine does not return", *small, routed)
+    load(*small, routed)
     refused("trajectory.record", "set rollout.store_mb to 0", routed, "rollout.store_mb=64")
-    refused("train.routing_replay", "does not replay", routed, "train.routing_replay=true")
+    refused("train.routing_replay", 'add "routing" to trajectory.record', "train.routing_replay=true")
+    load(routed, "train.routing_replay=true")
     refused("rollout.weights", "reference engine", *small, "rollout.weights=mooncake")
     load("rollout.tensor_parallel=4", "rollout.data_parallel=2", "rollout.expert_parallel=4")
     refused("rollout.data_parallel", "3 does not divide", "rollout.tensor_parallel=4", "rollout.data_parallel=3")

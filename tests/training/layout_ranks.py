@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 
 from gyre.ledger.checkpoints import CheckpointMeta, final_path
+from gyre.ledger.routing import NO_EXPERTS
 from gyre.training.batch import MicroStepBatch
 from gyre.training.layout import Layout
 from gyre.training.settings import TrainSettings
@@ -60,6 +62,7 @@ CASES = {
         ("one", "dp2", "pp2", "sp2", "ep2", "sp2ep2", "dp4ep2", "pp2ep2"),
         ("one", "sp2", "dp4ep2", "pp2ep2"),
     ),
+    "replayed": Case("experts", "float32", ("one", "pp2", "sp2", "ep2", "sp2ep2"), ()),
     "experts-bfloat16": Case("experts", "bfloat16", ("one", "ep2", "sp2"), ("one", "ep2")),
 }
 META = CheckpointMeta(1, 1, 1)
@@ -67,10 +70,13 @@ META = CheckpointMeta(1, 1, 1)
 
 def main(folder: Path, rank: int) -> None:
     torch.set_num_threads(1)
-    batches = [MicroStepBatch(**np.load(path)) for path in sorted(folder.glob("batch-*.npz"))]
+    plain = [MicroStepBatch(**np.load(path)) for path in sorted(folder.glob("batch-*.npz"))]
     for case in CASES:
         for name, trainer in trainers(folder, rank, case, CASES[case].layouts, "first"):
             trainer.load_hf()
+            batches = plain
+            if case == "replayed":
+                batches = [replace(batch, experts=recorded(batch, trainer)) for batch in plain]
             out: dict[str, Any] = {"logprobs": np.concatenate([trainer.logprobs(batch).numpy() for batch in batches])}
             # two grants, the first of them short
             stats = [*trainer.train_microsteps(batches[:1]), *trainer.train_microsteps(batches[1:])]
@@ -86,10 +92,19 @@ def main(folder: Path, rank: int) -> None:
             for saver in CASES[case].crossed:
                 trainer.load_checkpoint(final_path(folder / case / saver, 1))
                 trainer.save_checkpoint(folder / case / f"{saver}-{name}", META, "n")
-                trainer.train_microsteps(batches)
+                trainer.train_microsteps(plain)
                 norms[saver] = np.array(trainer.commit(4, 1e-3).grad_norm)
             if rank == 0:
                 np.savez(folder / f"norms-{case}-{name}.npz", allow_pickle=False, **norms)
+
+
+def recorded(batch: MicroStepBatch, trainer: Trainer) -> np.ndarray:
+    """Experts as a record may have them: not the routers', and none for some rows."""
+    mixture, rng = trainer.architecture.mixture(), np.random.default_rng(len(batch.tokens))
+    order = rng.random((len(batch.tokens), mixture.layers, mixture.experts)).argsort(axis=-1)
+    experts = order[..., : mixture.chosen].astype(np.uint16)
+    experts[rng.random(len(experts)) < 0.2] = NO_EXPERTS
+    return experts
 
 
 def trainers(folder: Path, rank: int, case: str, layouts: Sequence[str], phase: str) -> Iterator[tuple[str, Trainer]]:

@@ -1,5 +1,5 @@
-"""A whole run of a mixture of experts whose cells spread them over two ranks: rollout by the reference engine, a merge,
-audit, replay, export."""
+"""A whole run of a mixture of experts whose cells spread them over two ranks and train with the experts that the engine
+chose: rollout by the reference engine, a merge, audit, replay, export."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from gyre.ledger.microstep_files import read_microstep
 from recipes.tiny_model.build import build
 from tests.chaos import moments
 from tests.chaos.harness import SMALL_MICROSTEPS, Drill
 
 SPREAD = (*SMALL_MICROSTEPS, "train.data_parallel=2", "train.expert_parallel=2")
+REPLAYED = ('trajectory.record=["routing"]', "train.routing_replay=true")
 
 
 def _experts(folder: Path, tokenizer: Path) -> Path:
@@ -49,7 +51,7 @@ def test_a_mixture_of_experts_trains_spread_over_the_ranks_of_cells(tmp_path: Pa
     build(tmp_path / "dense", seed=1, steps=0)
     model = _experts(tmp_path / "experts", tmp_path / "dense")
     (tmp_path / "runs").mkdir()
-    settings = (f"model.path={model}", "model.build=", "model.build_arguments=[]", *SPREAD)
+    settings = (f"model.path={model}", "model.build=", "model.build_arguments=[]", *SPREAD, *REPLAYED)
     drill = Drill(tmp_path / "runs", cache, steps=2, settings=settings)
     try:
         drill.submit()
@@ -63,6 +65,11 @@ def test_a_mixture_of_experts_trains_spread_over_the_ranks_of_cells(tmp_path: Pa
     stats = [done.stats for cell in drill.state.cells.values() for done in cell[1].done.values()]
     assert any(found["compared"] for found in stats)
     assert max(found["difference_max"] for found in stats) < 1e-3  # the engine and the trainer hold one model
+    for name in [name for step in drill.state.steps.values() for name in step.microsteps]:
+        microstep, _ = read_microstep(drill.run.microsteps / f"{name}.arrow")
+        assert microstep.experts.shape == (len(microstep.tokens), 2, 2)
+        known = (microstep.experts < 4).all(axis=(1, 2))
+        assert known[microstep.target_rows].all()  # what predicted a sampled token went through the engine's layers
     exported = drill.command("export", "drill", "--to", str(tmp_path / "out"))
     assert exported.returncode == 0, exported.stderr
     before, after = (AutoModelForCausalLM.from_pretrained(path).state_dict() for path in (model, tmp_path / "out"))

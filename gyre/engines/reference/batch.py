@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -131,7 +132,7 @@ class Batch:
                 return False
         sequence.slot = len(self.live)
         self.live.append(sequence)
-        self.cache.load(sequence.keys[:found], self.slots.kv[sequence.slot])
+        self.cache.load(sequence.keys[:found], self.slots, sequence.slot)
         sequence.length = found * page
         if not sequence.admitted:
             sequence.admitted = True
@@ -158,8 +159,12 @@ class Batch:
         chunks = [chunk for _, chunk in work]
         decode = [chunk for chunk in chunks if chunk.count == 1]
         hidden = self.model.hidden(tokens, positions, Plan(self.slots, decode, chunks[len(decode) :]))
+        routed = self.model.routed()
         for sequence, chunk in work:
             sequence.length += chunk.count
+            if routed is not None:
+                new = slice(chunk.start, chunk.start + chunk.count)
+                self.slots.experts[chunk.slot, new] = routed[chunk.row : chunk.row + chunk.count]
             if sequence.score:
                 self._score(sequence, chunk, hidden)
         return self._sample(work, hidden)
@@ -206,7 +211,7 @@ class Batch:
                 self._take(sequence, token, logprob)
         for sequence, _ in ready:
             if not sequence.done and len(sequence.output) >= sequence.max_new_tokens:
-                sequence.finish = {"type": "length", "length": len(sequence.output)}
+                self._finish(sequence, {"type": "length", "length": len(sequence.output)})
         for sequence in first:
             if not sequence.done:
                 self._keep(sequence)
@@ -223,7 +228,15 @@ class Batch:
         self.sampled_tokens += 1
         sequence.append(token, logprob, self.version)
         if token in sequence.stop_ids:
-            sequence.finish = {"type": "stop", "matched": token}
+            self._finish(sequence, {"type": "stop", "matched": token})
+
+    def _finish(self, sequence: Sequence, reason: dict[str, Any]) -> None:
+        """The reason comes last: with it readers take the sequence for whole."""
+        assert self.slots is not None
+        if sequence.experts_from is not None:
+            rows = self.slots.experts[sequence.slot, sequence.experts_from : sequence.size - 1]
+            sequence.experts = rows.numpy().astype("<i4").tobytes()
+        sequence.finish = reason
 
     def _leave(self, sequence: Sequence) -> None:
         assert self.slots is not None
@@ -240,4 +253,4 @@ class Batch:
             return
         chain(self.epoch, sequence.salt, self.limits.page, sequence.keys, sequence.tokens, sequence.length)
         pages = sequence.length // self.limits.page
-        self.cache.store(sequence.keys[:pages], self.slots.kv[sequence.slot])
+        self.cache.store(sequence.keys[:pages], self.slots, sequence.slot)

@@ -44,7 +44,20 @@ class Model:
             heads=int(getattr(config, "num_key_value_heads", None) or heads),
             head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
             dtype=dtype,
+            chosen=int(config.num_experts_per_tok) if getattr(config, "num_experts", 0) else 0,
         )
+        self._routed: list[torch.Tensor] = []
+        if self.shape.chosen:
+            self._watch_routers()
+
+    def _watch_routers(self) -> None:
+        """Each layer's router says which experts it chose, in the order of the layers."""
+        for layer in self._net.base_model.layers:
+            layer.mlp.gate.register_forward_hook(lambda _module, _inputs, found: self._routed.append(found[-1]))
+
+    def routed(self) -> torch.Tensor | None:
+        """Experts of the rows of the last `hidden`, [tokens, layers, chosen]; None for a dense model."""
+        return torch.stack(self._routed, dim=1) if self.shape.chosen else None
 
     @property
     def ready(self) -> bool:
@@ -58,6 +71,7 @@ class Model:
 
     def hidden(self, tokens: list[int], positions: list[int], plan: Plan) -> torch.Tensor:
         """Final hidden states, [tokens, hidden]; the plan says which rows belong to which slot."""
+        self._routed.clear()
         out = self._net.base_model(
             input_ids=torch.tensor([tokens]),
             position_ids=torch.tensor([positions]),

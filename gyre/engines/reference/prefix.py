@@ -14,7 +14,7 @@ from hashlib import blake2b
 
 import torch
 
-from gyre.engines.reference.slots import Shape
+from gyre.engines.reference.slots import Shape, Slots
 
 _KEY_BYTES = 16
 
@@ -31,12 +31,13 @@ def chain(
 
 
 class PrefixCache:
-    """KV of at most `tokens` tokens in pages of `page` tokens."""
+    """KV and experts of at most `tokens` tokens in pages of `page` tokens."""
 
     def __init__(self, shape: Shape, tokens: int, page: int) -> None:
         self.page = page
         self._pages = max(1, tokens // page)
         self._pool = shape.zeros(self._pages, page)
+        self._experts = shape.experts(self._pages, page)
         self._index: OrderedDict[bytes, int] = OrderedDict()
         self._free = list(range(self._pages - 1, -1, -1))
 
@@ -58,18 +59,22 @@ class PrefixCache:
                 return count
         return len(keys)
 
-    def load(self, keys: list[bytes], kv: torch.Tensor) -> None:
-        """Copy the pages of `keys` (all present) to the front of a slot, [layers, 2, heads, length, dim]."""
+    def load(self, keys: list[bytes], slots: Slots, slot: int) -> None:
+        """Copy the pages of `keys` (all present) to the front of a slot."""
         if not keys:
             return
-        pages = self._pool.index_select(0, torch.tensor([self._index[key] for key in keys]))
+        kv, experts = slots.kv[slot], slots.experts[slot]
+        chosen = torch.tensor([self._index[key] for key in keys])
+        pages = self._pool.index_select(0, chosen)
         joined = pages.permute(1, 2, 3, 0, 4, 5)
         length = len(keys) * self.page
         kv[:, :, :, :length] = joined.reshape(*joined.shape[:3], length, joined.shape[5])
+        experts[:length] = self._experts.index_select(0, chosen).flatten(0, 1)
         self._touch(keys)
 
-    def store(self, keys: list[bytes], kv: torch.Tensor) -> None:
+    def store(self, keys: list[bytes], slots: Slots, slot: int) -> None:
         """Keep the leading pages of a slot, as far as the budget goes."""
+        kv, experts = slots.kv[slot], slots.experts[slot]
         keys = keys[: self._pages]
         self._touch([key for key in keys if key in self._index])
         missing = [(at, key) for at, key in enumerate(keys) if key not in self._index]
@@ -79,8 +84,9 @@ class PrefixCache:
             self._index[key] = self._take_page()
         length = len(keys) * self.page
         split = kv[:, :, :, :length].unflatten(3, (len(keys), self.page)).permute(3, 0, 1, 2, 4, 5)
-        chosen = split[[at for at, _ in missing]]
-        self._pool[[self._index[key] for _, key in missing]] = chosen
+        at, pages = [at for at, _ in missing], [self._index[key] for _, key in missing]
+        self._pool[pages] = split[at]
+        self._experts[pages] = experts[:length].unflatten(0, (len(keys), self.page))[at]
         self._touch(keys)
 
     def _take_page(self) -> int:

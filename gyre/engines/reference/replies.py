@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 import msgspec
@@ -45,9 +46,13 @@ class GenerateBody(msgspec.Struct):
     stream: bool = False
     cache_salt: str | None = None
     extra_key: str | None = None
+    return_routed_experts: bool = False
+    routed_experts_start_len: int = 0
 
 
-def sequence_of(body: GenerateBody, rid: str, vocabulary: int, context: int, eos: frozenset[int]) -> Sequence:
+def sequence_of(
+    body: GenerateBody, rid: str, vocabulary: int, context: int, eos: frozenset[int], dense: bool = True
+) -> Sequence:
     """The sequence that a body asks for. Raises BadRequest for what cannot be honoured exactly."""
     params = body.sampling_params
     new = 128 if params.max_new_tokens is None else params.max_new_tokens
@@ -55,6 +60,8 @@ def sequence_of(body: GenerateBody, rid: str, vocabulary: int, context: int, eos
     _check_prompt(body.input_ids, new, vocabulary, context)
     if body.logprob_start_len not in (-1, 0):
         raise BadRequest("logprob_start_len must be -1 (outputs only) or 0 (the whole prompt)")
+    if body.return_routed_experts and (dense or not 0 <= body.routed_experts_start_len <= len(body.input_ids)):
+        raise BadRequest("routed experts are of a mixture of experts, from a position in the prompt or its end")
     stop = frozenset() if params.ignore_eos else eos | frozenset(params.stop_token_ids or [])
     return Sequence(
         rid=rid,
@@ -65,6 +72,7 @@ def sequence_of(body: GenerateBody, rid: str, vocabulary: int, context: int, eos
         salt=f"{body.extra_key or ''}\0{body.cache_salt or ''}",
         seed=params.sampling_seed,
         score=body.return_logprob and body.logprob_start_len == 0,
+        experts_from=body.routed_experts_start_len if body.return_routed_experts else None,
     )
 
 
@@ -128,6 +136,8 @@ def reply_of(sequence: Sequence, count: int, done: bool, logprobs: bool, version
         meta["input_token_logprobs"] = _input_rows(sequence) if done else []
     if done:
         meta["weight_versions"] = _spans(sequence.versions)
+        if sequence.experts is not None:
+            meta["routed_experts"] = base64.b64encode(sequence.experts).decode()
     return {"text": "", "output_ids": sequence.output[:count], "meta_info": meta}
 
 

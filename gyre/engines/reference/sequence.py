@@ -25,6 +25,8 @@ class Sequence:
     salt: str = ""
     seed: int | None = None
     score: bool = False
+    experts_from: int | None = None
+    """First position whose experts are wanted."""
     reader: Any = None
 
     output: list[int] = field(default_factory=list)
@@ -32,6 +34,8 @@ class Sequence:
     versions: list[tuple[str, int]] = field(default_factory=list)
     input_logprobs: list[float] = field(default_factory=list)
     published: int = 0
+    experts: bytes | None = None
+    """int32 rows from `experts_from` to the last token but one, once it has finished."""
     finish: dict[str, Any] | None = None
     error: tuple[int, str] | None = None
 

@@ -145,7 +145,8 @@ class Server:
             body = msgspec.json.decode(await request.read(), type=GenerateBody)
             rid = body.rid or secrets.token_hex(16)
             context = self.engine.batch.limits.context
-            sequence = sequence_of(body, rid, model.vocab_size, context, model.eos_ids)
+            dense = not model.shape.chosen
+            sequence = sequence_of(body, rid, model.vocab_size, context, model.eos_ids, dense)
         except (BadRequest, msgspec.DecodeError) as error:
             return _error(str(error), 400)
         reader = sequence.reader = Reader(sequence)

@@ -18,12 +18,14 @@ ATTENTION = "gyre_slots"
 
 @dataclass(frozen=True)
 class Shape:
-    """What a model's KV looks like: layers, KV heads, head dimension, element type."""
+    """What a model's KV looks like: layers, KV heads, head dimension, element type; and how many experts each layer
+    chooses for a token (0: the model is dense)."""
 
     layers: int
     heads: int
     head_dim: int
     dtype: torch.dtype
+    chosen: int = 0
 
     def zeros(self, count: int, length: int) -> torch.Tensor:
         """[count, layers, 2, heads, length, head_dim] zeros whose pages are touched only when used."""
@@ -33,20 +35,26 @@ class Shape:
         raw = np.zeros(int(np.prod(dims)) * itemsize, dtype=np.uint8)
         return torch.from_numpy(raw).view(self.dtype).view(dims)
 
+    def experts(self, count: int, length: int) -> torch.Tensor:
+        """[count, length, layers, chosen] int32: which experts each token went to."""
+        return torch.from_numpy(np.zeros((count, length, self.layers, self.chosen), dtype=np.int32))
+
 
 class Slots:
-    """`count` slots of `length` tokens each."""
+    """`count` slots of `length` tokens each: their KV, and the experts that they went to."""
 
     def __init__(self, shape: Shape, count: int, length: int) -> None:
         self.count = count
         self.length = length
         self.kv = shape.zeros(count, length)
+        self.experts = shape.experts(count, length)
         self.keys = [self.kv[:, layer, 0] for layer in range(shape.layers)]
         self.values = [self.kv[:, layer, 1] for layer in range(shape.layers)]
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of one slot to another."""
         self.kv[target, :, :, :, :length] = self.kv[source, :, :, :, :length]
+        self.experts[target, :length] = self.experts[source, :length]
 
     def wipe(self, slot: int) -> None:
         """Zero a slot that may hold non-finite values."""
