@@ -1,4 +1,4 @@
-"""Users other than root in the bubblewrap sandbox: who they are, what is theirs to write, and what is not."""
+"""Users other than root, in the kinds of sandbox that have them: who they are, what is theirs to write, and what is not."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from gyre.executions.layers import private_folder
 from gyre.executions.sandbox import ExitStatus
 from gyre.executions.users import User, find_user, layers_of, writable_places
 
+pytestmark = pytest.mark.every_kind(but=("apptainer",))
 AGENT = User(1234, 2345, "agent", "/home/agent")
 
 
