@@ -1,4 +1,4 @@
-"""Users other than root, in the kinds of sandbox that have them: who they are, what is theirs to write, and what is not."""
+"""Users other than root, in the kinds of sandbox that have them: who they are, and what is theirs to write."""
 
 from __future__ import annotations
 
