@@ -29,6 +29,7 @@ def _group() -> None:
 def check(
     path: TaskPath,
     images: ImageFolder = None,
+    kind: Annotated[str, typer.Option("--kind", help="Kind of sandbox, as sandbox.kind.")] = "bubblewrap",
     parallel: Annotated[int, typer.Option("--parallel", min=1, help="Tasks at a time.")] = 2,
     as_json: AsJson = False,
 ) -> None:
@@ -45,7 +46,7 @@ def check(
             print(f"{task.name}: {verdict} ({task.solve_seconds + task.grade_seconds:.2f} s)", flush=True)
 
     async def run(folder: Path) -> list[TaskCheck]:
-        sandbox = await make_sandbox("bubblewrap", folder)
+        sandbox = await make_sandbox(kind, folder)
         return await check_tasks(path, sandbox, folder, parallel=parallel, done=say, images=_images(images))
 
     with tempfile.TemporaryDirectory(prefix="gyre-tasks-") as folder:

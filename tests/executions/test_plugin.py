@@ -58,3 +58,9 @@ def test_its_harness_runs_and_its_reward_is_recorded(environment: dict[str, str]
     (evaluation,) = json.loads(shown.stdout)["evals"]
     assert evaluation["executions"] == 1
     assert 0 <= evaluation["score"] < 1  # the tiny model knows no capitals, and its answer was compared
+
+
+def test_they_are_checked_in_the_sandbox_that_is_named(environment: dict[str, str]) -> None:
+    done = gyre(environment, "tasks", "check", str(PLUGIN / "tasks"), "--kind", "tent")
+    assert done.returncode == 2
+    assert done.stderr == "gyre: tent is no kind of sandbox: bubblewrap, apptainer, enroot or process\n"
