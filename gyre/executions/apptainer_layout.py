@@ -13,13 +13,12 @@ from pathlib import Path
 from msgspec import structs
 
 from gyre.executions import launcher
+from gyre.executions.fstab import entry
 from gyre.executions.host_python import HOST
-from gyre.executions.layers import MERGED
-from gyre.executions.namespaced import LAUNCHER
+from gyre.executions.layers import host_system
+from gyre.executions.namespaced import DEVICE_LINKS, DEVICES, LAUNCHER
 from gyre.executions.sandbox import Bind, SandboxSpec
 
-DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
-LINKS = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
 GYRE = "/run/gyre"
 """All that gyre shows below /run is shown here: a read-only folder in the sandbox's own /run."""
 SCRIPTS = "/.singularity.d"
@@ -51,12 +50,8 @@ def all_binds(spec: SandboxSpec) -> list[Bind]:
     own = [Bind(Path(launcher.__file__), LAUNCHER), Bind(Layout(spec.scratch).scripts, SCRIPTS)]
     if spec.image:
         return [Bind(Path("/usr"), f"{HOST}/usr"), *own, *spec.binds]
-    system = [Bind(Path("/", name), f"/{name}") for name in ("usr", *MERGED) if name == "usr" or _is_folder(name)]
+    system = [Bind(Path("/", name), f"/{name}") for name in host_system()]
     return [*system, *own, *spec.binds]
-
-
-def _is_folder(name: str) -> bool:
-    return Path("/", name).is_dir() and not Path("/", name).is_symlink()
 
 
 def lay_out(spec: SandboxSpec) -> SandboxSpec:
@@ -80,7 +75,7 @@ def lay_out(spec: SandboxSpec) -> SandboxSpec:
         spec = structs.replace(spec, upper=layout.thrown_away)
     for name in DEVICES:
         (layout.devices / name).touch()
-    for name, target in LINKS.items():
+    for name, target in DEVICE_LINKS.items():
         (layout.devices / name).symlink_to(target)
     for name in ("proc", "dev", "run"):
         (layout.mount_points / name).mkdir(parents=True)
@@ -95,7 +90,7 @@ def lay_out(spec: SandboxSpec) -> SandboxSpec:
             raise OSError(f"{bind.target}: an apptainer sandbox shows nothing of the host below /run but in {GYRE}")
         else:
             _place(layout.mount_points / bind.target.lstrip("/"), bind.source.is_dir())
-    layout.fstab.write_text("".join(f"{' '.join(map(_escaped, line))} 0 0\n" for line in fstab(spec)))
+    layout.fstab.write_text("".join(f"{entry(*line)} 0 0\n" for line in fstab(spec)))
     return spec
 
 
@@ -103,12 +98,6 @@ def _place(path: Path, folder: bool) -> None:
     (path if folder else path.parent).mkdir(parents=True, exist_ok=True)
     if not folder:
         path.touch()
-
-
-def _escaped(word: str) -> str:
-    for character in "\\ \t\n":
-        word = word.replace(character, f"\\{ord(character):03o}")
-    return word
 
 
 def fstab(spec: SandboxSpec) -> Iterator[tuple[str, str, str, str]]:

@@ -12,7 +12,6 @@ from gyre.executions.ends import finish, last_words
 from gyre.executions.layers import private_folder
 from gyre.executions.limits import Limits
 from gyre.executions.sandbox import Bind, Sandbox, SandboxFailure, SandboxSpec
-from gyre.executions.succession import layers_over
 from gyre.executions.tasks import Task
 
 CONVENTION = "/logs/artifacts"
@@ -45,7 +44,7 @@ async def collect(
     paths = [path if path.startswith("/") else f"{task.workdir}/{path}" for path in (CONVENTION, *task.artifacts)]
     running = await sandbox.start(
         SandboxSpec(
-            lowers=layers_over(sandbox, root, task, snapshot, below),
+            lowers=sandbox.lowers(root, task, below, snapshot),
             upper=None,
             scratch=scratch,
             workdir="/",

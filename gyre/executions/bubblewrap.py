@@ -14,7 +14,7 @@ from pathlib import Path
 from gyre.errors import UserError
 from gyre.executions import launcher
 from gyre.executions.host_python import host_binds
-from gyre.executions.layers import MERGED
+from gyre.executions.layers import host_system
 from gyre.executions.namespaced import (
     HIDDEN_PROC,
     LAUNCHER,
@@ -46,10 +46,8 @@ def arguments(spec: SandboxSpec) -> list[str]:
     limits = spec.limits
     args = root_arguments(spec)
     if not spec.image:
-        args += ["--ro-bind", "/usr", "/usr"]
-        for name in MERGED:
-            if Path("/", name).is_dir() and not Path("/", name).is_symlink():
-                args += ["--ro-bind", f"/{name}", f"/{name}"]
+        for name in host_system():
+            args += ["--ro-bind", f"/{name}", f"/{name}"]
     args += ["--dev", "/dev", "--perms", "1777", "--size", str(limits.shared_memory), "--tmpfs", "/dev/shm"]
     args += ["--remount-ro", "/dev", "--proc", "/proc"]
     # The machine's root, inside a user namespace, still owns the kernel's settings: cover them ourselves.
@@ -98,10 +96,6 @@ class Bubblewrap(NamespacedSandbox):
 
     kind = "bubblewrap"
     tool = "bwrap"
-    advice = (
-        "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1), "
-        'or set sandbox.kind = "process" for trusted tasks'
-    )
 
     def __init__(self, bwrap: str | None = None) -> None:
         self._bwrap = bwrap or find_bwrap()

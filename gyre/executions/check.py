@@ -184,7 +184,7 @@ async def _grade_after(
         user = sandbox.user(root, task, task.agent_user)
         below, resumed = upper_after(before, upper, user)
         spec = SandboxSpec(
-            lowers=(*sandbox.lowers(root, task), *below),
+            lowers=sandbox.lowers(root, task, below),
             upper=upper,
             scratch=scratch,
             workdir=task.workdir,

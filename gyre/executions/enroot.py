@@ -18,27 +18,22 @@ from pathlib import Path
 
 from gyre.errors import UserError
 from gyre.executions import enroot_init, launcher
-from gyre.executions.enroot_mounts import DEVICES, Mounts
+from gyre.executions.enroot_mounts import Mounts
 from gyre.executions.host_python import PYTHON
-from gyre.executions.layers import MERGED, private_folder
+from gyre.executions.layers import link_usr, private_folder
 from gyre.executions.namespaced import (
+    DEVICE_LINKS,
+    DEVICES,
     HIDDEN_PROC,
     READ_ONLY_PROC,
     NamespacedSandbox,
+    after_channel,
     command,
-    process_limit,
     with_user,
 )
 from gyre.executions.sandbox import PATH, SandboxSpec
 
 OLDEST = (3, 5)
-DEVICE_LINKS = {
-    "fd": "/proc/self/fd",
-    "stdin": "/proc/self/fd/0",
-    "stdout": "/proc/self/fd/1",
-    "stderr": "/proc/self/fd/2",
-    "ptmx": "pts/ptmx",
-}
 PIECE = 100_000
 """Characters in one variable: the kernel takes 128 KiB."""
 
@@ -76,16 +71,14 @@ def skeleton(place: Path) -> None:
     for name in ("data/root", "dev/pts", "dev/shm", "empty", "none", "run"):
         (place / name).mkdir(parents=True)
     root = place / "data/root"
-    for name in MERGED:
-        if Path("/", name).is_symlink():
-            (root / name).symlink_to(os.readlink(f"/{name}").lstrip("/"))
+    link_usr(root)
     shutil.copyfile(launcher.__file__, root / "launcher.py")
     program = Path(enroot_init.__file__).read_text()
     (root / "init").write_text(f"#!{os.path.realpath(PYTHON)} -ISB\n{program}")
     (root / "init").chmod(0o755)
     for name in DEVICES:
         (place / "dev" / name).touch()
-    for name, link in DEVICE_LINKS.items():
+    for name, link in (*DEVICE_LINKS.items(), ("ptmx", "pts/ptmx")):
         (place / "dev" / name).symlink_to(link)
 
 
@@ -107,10 +100,9 @@ def settings(program: str, place: Path) -> dict[str, str]:
 def init_words(spec: SandboxSpec) -> dict[str, str]:
     """What enroot_init.py wants, as variables."""
     user = spec.user
-    numbers = (spec.listen_port, spec.limits.open_files, process_limit(spec.limits.processes), spec.limits.disk)
     words = [str(user.uid), str(user.gid)] if user is not None else ["0", "0"]
     words += [spec.workdir, " ".join(READ_ONLY_PROC), " ".join(HIDDEN_PROC)]
-    words += [*map(str, numbers), *command(spec)]
+    words += after_channel(spec)
     text = "\0".join(words).encode("utf-8", "surrogateescape").hex()
     starts = range(0, len(text), PIECE)
     return {f"{enroot_init.PREFIX}{number}": text[start : start + PIECE] for number, start in enumerate(starts)}
@@ -121,10 +113,6 @@ class Enroot(NamespacedSandbox):
 
     kind = "enroot"
     tool = "enroot"
-    advice = (
-        "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1), "
-        'or set sandbox.kind = "process" for trusted tasks'
-    )
 
     def __init__(self, enroot: str | None = None) -> None:
         self._enroot = enroot or find_enroot()

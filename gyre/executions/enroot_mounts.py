@@ -13,13 +13,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from gyre.executions.enroot_init import PREFIX
+from gyre.executions.fstab import entry
 from gyre.executions.host_python import HOST
-from gyre.executions.layers import MERGED
-from gyre.executions.namespaced import hides_root
+from gyre.executions.layers import host_system
+from gyre.executions.namespaced import DEVICES, hides_root
 from gyre.executions.sandbox import SandboxSpec
 from gyre.executions.users import layers_of, writable_places
 
-DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 SCRIPT = """environ() {{
     echo SHELL=/init
     for name in "${{!{words}@}}"; do echo "${{name}}=${{!name}}"; done
@@ -39,12 +39,6 @@ END OF MOUNTS
 """The container script. What enroot takes for the shell is enroot_init.py, with the words for it; one user namespace
 may be made below enroot's, which is that program's. The layers' paths are relative to the container's root: whatever
 their names hold does not matter to an overlay's options."""
-
-
-def entry(source: str, target: str, kind: str, options: str) -> str:
-    """One line of an fstab, whatever the paths hold."""
-    words = (source, target, kind, options)
-    return " ".join("".join(f"\\{ord(c):03o}" if c in " \t\n\\" else c for c in word) for word in words)
 
 
 def binds(source: Path | str, target: str, writable: bool = False) -> list[str]:
@@ -89,8 +83,8 @@ class Mounts:
 
     def lay_out(self) -> None:
         """All of `spec`. Raises OSError."""
-        spec, limits = self._spec, self._spec.limits
-        self.container += [entry("/proc", "/proc", "none", "rbind,x-create=dir"), *system("")]
+        spec, limits, host = self._spec, self._spec.limits, system()
+        self.container += [entry("/proc", "/proc", "none", "rbind,x-create=dir"), *host]
         changes = self._above or f"{self._place}/run/overlay"
         self.container.append(entry(changes, "/changes", "none", "rbind,x-create=dir"))
         if spec.user is None:
@@ -100,7 +94,7 @@ class Mounts:
             self.container.append(entry("overlay", "/task", "overlay", f"x-create=dir,nosuid,nodev,ro,{lowers}"))
             for place in writable_places(spec.user, spec.workdir):
                 self._overlay(layers_of(place, spec.lowers), place, place, self.task)
-        self.task += [] if spec.image else system("")
+        self.task += [] if spec.image else host
         self.task += devices(self._place / "dev", limits.shared_memory)
         self.task.append(entry(f"{self._place}/empty", "/proc", "none", "bind,ro,x-create=dir"))
         self.task.append(
@@ -145,10 +139,9 @@ class Mounts:
         )
 
 
-def system(prefix: str) -> list[str]:
+def system() -> list[str]:
     """The lines that show the host's /usr, and what a system without a merged /usr has beside it."""
-    apart = [name for name in MERGED if Path("/", name).is_dir() and not Path("/", name).is_symlink()]
-    return [line for name in ("usr", *apart) for line in binds(f"/{name}", f"{prefix}/{name}")]
+    return [line for name in host_system() for line in binds(f"/{name}", f"/{name}")]
 
 
 def devices(folder: Path, shared_memory: int) -> list[str]:

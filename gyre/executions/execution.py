@@ -186,7 +186,7 @@ class _Run:
         below, resumed = upper_after(self.before, upper, user)
         self.before = Left(snapshot=self.snapshot, below=below, user=user)
         return SandboxSpec(
-            lowers=(*self.sandbox.lowers(self.root, task), *below),
+            lowers=self.sandbox.lowers(self.root, task, below),
             upper=upper,
             scratch=scratch,
             workdir=task.workdir,

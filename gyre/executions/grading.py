@@ -22,7 +22,6 @@ from gyre.executions.limits import Limits
 from gyre.executions.rewards import NoReward, environment, rewards_of
 from gyre.executions.sandbox import Bind, Sandbox, SandboxFailure, SandboxSpec
 from gyre.executions.steps import one_number
-from gyre.executions.succession import layers_over
 from gyre.executions.tasks import Task
 
 INSIDE = "/run/gyre/"
@@ -76,7 +75,7 @@ async def grade(
     except (SandboxFailure, OSError, shutil.Error) as failure:
         return result(FAILED, detail=str(failure))
     spec = SandboxSpec(
-        lowers=layers_over(sandbox, root, place, snapshot, below),
+        lowers=sandbox.lowers(root, place, below, snapshot),
         upper=None,
         scratch=scratch,
         workdir=place.workdir,

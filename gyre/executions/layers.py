@@ -108,11 +108,27 @@ def guard_layer(root: Path, workdir: str, on_image: bool = False) -> Path:
         (folder / "etc/ld.so.preload").touch()
         if not on_image:
             (folder / "usr").mkdir(exist_ok=True)
-            _link_usr(folder)
+            link_usr(folder)
             _copy_if_there(Path("/etc/ld.so.cache"), folder / "etc/ld.so.cache")
 
     name = workdir.strip("/").replace("/", "+")
     return _built_once(root / "guards" / (f"image+{name}" if on_image else name), build)
+
+
+def host_system() -> list[str]:
+    """The folders in / that make the host's system: usr, and where /usr is not merged those beside it."""
+    apart = (name for name in MERGED if Path("/", name).is_dir() and not Path("/", name).is_symlink())
+    return ["usr", *apart]
+
+
+def link_usr(folder: Path) -> None:
+    """In the root `folder`: links into /usr as the host has them, folders where it has folders of its own."""
+    for name in MERGED:
+        host = Path("/", name)
+        if host.is_symlink():
+            (folder / name).symlink_to(os.readlink(host).lstrip("/"))
+        elif host.is_dir():
+            (folder / name).mkdir()
 
 
 def remove_tree(folder: Path) -> None:
@@ -154,7 +170,7 @@ def _build_base(folder: Path) -> None:
         (folder / name).mkdir(parents=True, exist_ok=True)
     for name in ("tmp", "var/tmp"):
         (folder / name).chmod(0o1777)
-    _link_usr(folder)
+    link_usr(folder)
     etc = folder / "etc"
     (etc / "passwd").write_text("root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n")
     (etc / "group").write_text("root:x:0:\nnogroup:x:65534:\n")
@@ -170,15 +186,6 @@ def _name_hosts(etc: Path) -> None:
     (etc / "hosts").write_text("127.0.0.1 localhost task\n::1 localhost\n")
     (etc / "hostname").write_text("task\n")
     (etc / "resolv.conf").touch()
-
-
-def _link_usr(folder: Path) -> None:
-    for name in MERGED:
-        host = Path("/", name)
-        if host.is_symlink():
-            (folder / name).symlink_to(os.readlink(host).lstrip("/"))
-        elif host.is_dir():
-            (folder / name).mkdir()
 
 
 def _build_seed(folder: Path, environment: Environment, workdir: str) -> None:

@@ -34,6 +34,14 @@ PORT = 8400
 """Inside, the loopback is the sandbox's own: every sandbox can use the same port."""
 READ_ONLY_PROC = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi", "mtrr", "pressure")
 HIDDEN_PROC = ("kcore", "keys", "timer_list", "sched_debug", "latency_stats")
+DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+DEVICE_LINKS = {
+    "fd": "/proc/self/fd",
+    "stdin": "/proc/self/fd/0",
+    "stdout": "/proc/self/fd/1",
+    "stderr": "/proc/self/fd/2",
+}
+"""A minimal /dev, for tools that make none."""
 LAUNCHER = "/run/gyre/launcher.py"
 """Where a kind shows gyre/executions/launcher.py inside, read-only."""
 
@@ -44,7 +52,10 @@ class NamespacedSandbox(ABC):
     kind: str
     tool: ClassVar[str]
     """Its program's name, for messages."""
-    advice: ClassVar[str]
+    advice: ClassVar[str] = (
+        "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1), "
+        'or set sandbox.kind = "process" for trusted tasks'
+    )
     """What to do where it does not work."""
 
     @abstractmethod
@@ -62,9 +73,11 @@ class NamespacedSandbox(ABC):
     def open_listener(self) -> tuple[int, socket.socket | None]:
         return PORT, None
 
-    def lowers(self, root: Path, task: Task, snapshot: Path | None = None) -> tuple[Path, ...]:
-        below = self._environment(root, task)
-        return (*below, snapshot, guard_layer(root, task.workdir, task.on_image)) if snapshot else below
+    def lowers(
+        self, root: Path, task: Task, below: tuple[Path, ...] = (), snapshot: Path | None = None
+    ) -> tuple[Path, ...]:
+        layers = (*self._environment(root, task), *below)
+        return (*layers, snapshot, guard_layer(root, task.workdir, task.on_image)) if snapshot else layers
 
     def user(self, root: Path, task: Task, name: str) -> User | None:
         try:
@@ -114,9 +127,15 @@ class NamespacedSandbox(ABC):
 
 def launcher_words(spec: SandboxSpec, channel: int) -> list[str]:
     """The first program inside, with its arguments: where there is an image, by the host's Python. Raises UserError."""
-    numbers = (spec.limits.open_files, process_limit(spec.limits.processes), spec.limits.disk)
     python = host_python() if spec.image else (PYTHON,)
-    return [*python, "-I", "-S", LAUNCHER, *map(str, (channel, spec.listen_port, *numbers)), *command(spec)]
+    return [*python, "-I", "-S", LAUNCHER, str(channel), *after_channel(spec)]
+
+
+def after_channel(spec: SandboxSpec) -> list[str]:
+    """The launcher's arguments after the channel. Raises UserError."""
+    limits = spec.limits
+    numbers = (spec.listen_port, limits.open_files, process_limit(limits.processes), limits.disk)
+    return [*map(str, numbers), *command(spec)]
 
 
 def command(spec: SandboxSpec) -> tuple[str, ...]:

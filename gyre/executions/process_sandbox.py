@@ -42,12 +42,14 @@ class ProcessSandbox:
         listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         return listener.getsockname()[1], listener
 
-    def lowers(self, root: Path, task: Task, snapshot: Path | None = None) -> tuple[Path, ...]:
+    def lowers(
+        self, root: Path, task: Task, below: tuple[Path, ...] = (), snapshot: Path | None = None
+    ) -> tuple[Path, ...]:
         if task.image is not None:
             raise OSError(f"the process sandbox has the host's system only, and {task.name} lies on an image")
         if task.separate:
             raise OSError(f"the process sandbox has no separate verifier, and {task.name} wants one")
-        return (snapshot,) if snapshot else (seed_layer(root, task),)
+        return (*below, snapshot) if snapshot else (seed_layer(root, task), *below)
 
     def user(self, root: Path, task: Task, name: str) -> User | None:
         if name not in ROOT:

@@ -105,9 +105,11 @@ class Sandbox(Protocol):
         beforehand.
         """
 
-    def lowers(self, root: Path, task: Task, snapshot: Path | None = None) -> tuple[Path, ...]:
-        """The layers for an execution of `task`, or, with its `snapshot`, for grading it. Layers are kept in
-        `root`.
+    def lowers(
+        self, root: Path, task: Task, below: tuple[Path, ...] = (), snapshot: Path | None = None
+    ) -> tuple[Path, ...]:
+        """The layers for an execution of `task` that goes on above the layers `below` of earlier sessions, or, with its
+        `snapshot`, for grading it. Layers are kept in `root`.
 
         Raises OSError when a layer cannot be built.
         """

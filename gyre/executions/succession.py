@@ -11,8 +11,6 @@ from pathlib import Path
 from msgspec import Struct
 
 from gyre.executions.layers import private_folder
-from gyre.executions.sandbox import Sandbox
-from gyre.executions.tasks import Task
 from gyre.executions.users import User
 
 
@@ -39,12 +37,3 @@ def upper_after(left: Left | None, upper: Path, user: User | None) -> tuple[tupl
     aside = upper.with_name(f"{upper.name}-below-{len(left.below) + 1}")
     left.snapshot.rename(aside)
     return (*left.below, aside), False
-
-
-def layers_over(sandbox: Sandbox, root: Path, task: Task, snapshot: Path, below: tuple[Path, ...]) -> tuple[Path, ...]:
-    """`sandbox.lowers` for grading `snapshot` on what earlier sessions left. Raises OSError."""
-    layers = sandbox.lowers(root, task, snapshot)
-    if not below:
-        return layers
-    at = layers.index(snapshot)
-    return (*layers[:at], *below, *layers[at:])

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -124,13 +124,26 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def lab(layers: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Lab]:
-    kind = getattr(request, "param", "bubblewrap")
+    yield Lab(layers, tmp_path, installed(getattr(request, "param", "bubblewrap")))
+    remove_tree(tmp_path)
+
+
+def installed(kind: str) -> NamespacedSandbox:
     try:
-        sandbox = KINDS[kind]()
+        return KINDS[kind]()
     except UserError as error:
         pytest.skip(f"no {kind} here: {error}")
-    yield Lab(layers, tmp_path, sandbox)
-    remove_tree(tmp_path)
+
+
+@pytest.fixture
+def lab_of(lab: Lab) -> Callable[[str], Lab]:
+    """The laboratory of one kind, for what is that kind's own; skips where it is not installed."""
+
+    def of(kind: str) -> Lab:
+        lab.sandbox = installed(kind)
+        return lab
+
+    return of
 
 
 class ScriptedModel:

@@ -24,12 +24,8 @@ SORT = Path(__file__).parents[2] / "recipes/tasks/quickstart/sort-01"
 
 
 @pytest.fixture
-def apptainer(lab: Any) -> Any:
-    try:
-        lab.sandbox = Apptainer()
-    except UserError as error:
-        pytest.skip(f"no apptainer here: {error}")
-    return lab
+def apptainer(lab_of: Any) -> Any:
+    return lab_of("apptainer")
 
 
 def test_no_variable_of_the_task_is_on_its_command_line_or_in_a_file_of_its(lab: Any) -> None:

@@ -28,12 +28,8 @@ PROBLEMATIC = "a b,c:d\\e#é"
 
 
 @pytest.fixture
-def enroot_lab(lab: Any) -> Any:
-    try:
-        lab.sandbox = Enroot()
-    except UserError as error:
-        pytest.skip(f"no enroot here: {error}")
-    return lab
+def enroot_lab(lab_of: Any) -> Any:
+    return lab_of("enroot")
 
 
 def program(folder: Path, version: str, start: str = "exit 1") -> Path:

@@ -100,7 +100,9 @@ class Stage:
     def open_listener(self) -> tuple[int, socket.socket | None]:
         return 1, None
 
-    def lowers(self, root: Path, task: Task, snapshot: Path | None = None) -> tuple[Path, ...]:
+    def lowers(
+        self, root: Path, task: Task, below: tuple[Path, ...] = (), snapshot: Path | None = None
+    ) -> tuple[Path, ...]:
         if self.plan.harness == "no image":
             raise OSError("the image is gone")
         return ()
