@@ -49,6 +49,12 @@ def write_keys(path: Path, weights_key: str = "") -> dict[str, str]:
     return keys
 
 
+def forget_keys(folder: Path, name: str) -> None:
+    """Remove the key and port files of the earlier starts of the engine, or part of one, `name`."""
+    for old in folder.glob(f"{name}.*"):
+        old.unlink(missing_ok=True)
+
+
 def engine_launch(
     recipe: Recipe,
     model: Path,

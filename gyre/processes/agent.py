@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from gyre.engines.launch import engine_launch
+from gyre.engines.launch import engine_launch, forget_keys
 from gyre.engines.sglang.arguments import NO_STORE, EnginePart, Store
 from gyre.engines.sglang.store import free_port
 from gyre.errors import UserError
@@ -119,8 +119,7 @@ class Agent(Process):
         at = place.nodes.index(self.node)
         rendezvous = order.rendezvous or f"{host}:{free_port(host)}"
         name = f"{self.name if at else self.cell}-engine-{order.engine}"
-        for old in self.run.keys.glob(f"{name}.*"):
-            old.unlink(missing_ok=True)
+        forget_keys(self.run.keys, name)
         launch = engine_launch(
             self.recipe,
             Path(self.job.model),

@@ -19,7 +19,7 @@ import aiohttp
 
 from gyre.engines.client import EngineClient, vocabulary
 from gyre.engines.errors import EngineError, EngineUnavailable
-from gyre.engines.launch import engine_launch
+from gyre.engines.launch import engine_launch, forget_keys
 from gyre.engines.sglang.arguments import NO_SEED, NO_STORE, EnginePart, Seed
 from gyre.engines.sglang.store import free_port
 from gyre.errors import UserError
@@ -146,8 +146,7 @@ class EngineChild:
 
     async def _launch_here(self, seed: Seed) -> str:
         """Start its process, and order its parts elsewhere; the address on which it will answer."""
-        for old in self.run.keys.glob(f"{self.name}.*"):
-            old.unlink(missing_ok=True)
+        forget_keys(self.run.keys, self.name)
         host, nodes = node_address(), len(self.place.nodes)
         rendezvous = f"{host}:{free_port(host)}" if nodes > 1 else ""
         self._order_parts(rendezvous)

@@ -44,5 +44,9 @@ def stacked(tables: Sequence[UInt16 | None], lengths: Sequence[int]) -> UInt16:
     if not shapes:
         return np.zeros((0, 0, 0), np.uint16)
     (shape,) = shapes
-    none = [np.full((length, *shape), NO_EXPERTS, np.uint16) for length in lengths]
-    return np.concatenate([each if table is None else table for table, each in zip(tables, none, strict=True)])
+    return np.concatenate(
+        [
+            np.full((length, *shape), NO_EXPERTS, np.uint16) if table is None else table
+            for table, length in zip(tables, lengths, strict=True)
+        ]
+    )

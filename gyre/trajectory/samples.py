@@ -8,7 +8,7 @@ one.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -93,26 +93,32 @@ def select_execution(
         dropped["not_selected"] = not_selected
     temperature = _temperature(tree, choices)
     samples = [
-        _sample(tree, choice, choice.targets / trained, advantage, temperature, dispatch_version) for choice in choices
+        _sample(tree, choice, choice.targets / trained, advantage, temperature, dispatch_version, routing or {})
+        for choice in choices
     ]
-    if routing:
-        samples = [replace(sample, experts=experts_along(sample.path, attempt, routing)) for sample in samples]
     return samples, dropped
 
 
 def _sample(
-    tree: Tree, choice: Choice, weight: float, advantage: float, temperature: float, dispatch_version: int
+    tree: Tree,
+    choice: Choice,
+    weight: float,
+    advantage: float,
+    temperature: float,
+    dispatch_version: int,
+    routing: Records,
 ) -> Sample:
     parts = [_piece(tree, piece) for piece in choice.pieces]
     rows, tokens, logprobs, turns, offsets, versions, lineages = (
         np.concatenate(column) for column in zip(*parts, strict=True)
     )
     length = int(rows[-1]) + 2
+    path = tuple(tree.path(choice.tip, length))
     return Sample(
         execution=tree.execution,
         attempt=tree.attempt,
         tip=choice.tip,
-        path=tuple(tree.path(choice.tip, length)),
+        path=path,
         tokens=tree.whole(choice.tip, length),
         target_rows=rows,
         target_tokens=tokens,
@@ -125,6 +131,7 @@ def _sample(
         advantage=advantage,
         temperature=temperature,
         dispatch_version=dispatch_version,
+        experts=experts_along(path, tree.attempt, routing),
     )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import aiohttp
+import numpy as np
 
 from gyre.engines.client import EngineClient
 
@@ -124,6 +125,15 @@ class Oracle:
         logits = self.logits(prompt + output)[len(prompt) - 1 : -1] / temperature
         chosen = torch.tensor(output).unsqueeze(1)
         return torch.log_softmax(logits, -1).gather(1, chosen).squeeze(1).tolist()
+
+    def experts(self, ids: list[int], chosen: int) -> np.ndarray:
+        """[tokens, layers, chosen]: the experts by transformers' own router logits, in ascending order."""
+        import torch
+
+        with torch.inference_mode():
+            out = self.net(input_ids=torch.tensor([ids]), use_cache=False, output_router_logits=True)
+        found = [logits.topk(chosen, dim=-1).indices.sort(dim=-1).values for logits in out.router_logits]
+        return torch.stack(found, dim=1).numpy()
 
     def named(self) -> list[tuple[str, Any]]:
         """Hugging Face names and tensors."""

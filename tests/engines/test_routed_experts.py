@@ -11,6 +11,7 @@ from gyre.engines.reference.model import Model
 from gyre.engines.reference.replies import BadRequest, GenerateBody, SamplingParams, reply_of, sequence_of
 from gyre.engines.reference.sequence import Sequence
 from gyre.engines.wire import expert_numbers
+from tests.engines.place import Oracle
 
 LAYERS, EXPERTS, CHOSEN = 2, 4, 2
 TWO = SamplingParams(max_new_tokens=2)
@@ -29,17 +30,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     )
     Qwen3MoeForCausalLM(config).save_pretrained(folder)
     return Model(str(folder), torch.float32)
-
-
-def router_choices(model: Model, ids: list[int]) -> np.ndarray:
-    """[tokens, layers, chosen], ascending, by transformers' own full forward and router logits."""
-    from transformers import AutoModelForCausalLM
-
-    net = AutoModelForCausalLM.from_pretrained(model.path, dtype=torch.float32)
-    with torch.inference_mode():
-        out = net(input_ids=torch.tensor([ids]), use_cache=False, output_router_logits=True)
-    chosen = [logits.topk(CHOSEN, dim=-1).indices.sort(dim=-1).values for logits in out.router_logits]
-    return torch.stack(chosen, dim=1).numpy()
 
 
 def asked(prompt: list[int], start: int, new: int = 9) -> Sequence:
@@ -69,7 +59,9 @@ def assert_told(model: Model, sequence: Sequence) -> None:
     whole = sequence.prompt + sequence.output
     rows = len(whole) - 1 - sequence.experts_from
     found = expert_numbers(meta["routed_experts"]).reshape(rows, LAYERS, CHOSEN)
-    assert np.array_equal(np.sort(found, axis=-1), router_choices(model, whole[:-1])[sequence.experts_from :])
+    assert np.array_equal(
+        np.sort(found, axis=-1), Oracle(model.path).experts(whole[:-1], CHOSEN)[sequence.experts_from :]
+    )
 
 
 @pytest.mark.parametrize("retract_at", [-1, 4])

@@ -38,16 +38,6 @@ def moe(installed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         made.stop()
 
 
-def router_choices(oracle: Oracle, ids: list[int]) -> np.ndarray:
-    """[tokens, layers, chosen]: the experts by transformers' own router logits, in ascending order."""
-    import torch
-
-    with torch.inference_mode():
-        out = oracle.net(input_ids=torch.tensor([ids]), use_cache=False, output_router_logits=True)
-    chosen = [logits.topk(CHOSEN, dim=-1).indices.sort(dim=-1).values for logits in out.router_logits]
-    return torch.stack(chosen, dim=1).numpy()
-
-
 def test_routed_experts_are_the_routers(moe: Server) -> None:
     """Base64 int32 [prompt + output - 1, layers, chosen], equal to transformers' choice for each of those tokens."""
     oracle, prompt = Oracle(moe.model), list(range(20, 60))
@@ -58,7 +48,7 @@ def test_routed_experts_are_the_routers(moe: Server) -> None:
         assert got.routed_experts is not None
         flat = np.frombuffer(base64.b64decode(got.routed_experts), dtype=np.int32)
         found = flat.reshape(len(prompt) + len(got.output_ids) - 1, LAYERS, CHOSEN)
-        wanted = router_choices(oracle, (prompt + got.output_ids)[:-1])
+        wanted = oracle.experts((prompt + got.output_ids)[:-1], CHOSEN)
         assert np.array_equal(np.sort(found, axis=-1), wanted)
         assert len(np.unique(found)) == EXPERTS
 

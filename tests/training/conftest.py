@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
+from gyre.ledger.routing import Mixture
 from gyre.training.architecture import read_architecture
 from gyre.training.batch import MicroStepBatch
 from gyre.training.layout import Layout
@@ -159,6 +161,13 @@ def make_batch(lengths: list[int], seed: int = 0, padding: int = 0) -> MicroStep
     )
 
 
+def draw_experts(batch: MicroStepBatch, mixture: Mixture, seed: int = 0) -> npt.NDArray[np.uint16]:
+    """For each row and layer different experts, in any order."""
+    rng = np.random.default_rng(seed)
+    shape = (len(batch.tokens), mixture.layers, mixture.experts)
+    return rng.random(shape).argsort(axis=-1)[..., : mixture.chosen].astype(np.uint16)
+
+
 def take(batch: MicroStepBatch, paths: list[int]) -> MicroStepBatch:
     """The micro-step that holds only these paths, in this order."""
     tokens = [np.flatnonzero(batch.segments == path) for path in paths]
@@ -200,6 +209,7 @@ def helpers() -> Any:
     class Helpers:
         write_folder = staticmethod(write_folder)
         make_batch = staticmethod(make_batch)
+        draw_experts = staticmethod(draw_experts)
         take = staticmethod(take)
         gradient = staticmethod(gradient)
         close_in_norm = staticmethod(close_in_norm)

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 
 from gyre.ledger.checkpoints import CheckpointMeta, final_path
-from gyre.ledger.routing import NO_EXPERTS
 from gyre.training.batch import MicroStepBatch
 from gyre.training.layout import Layout
 from gyre.training.settings import TrainSettings
@@ -71,12 +70,12 @@ META = CheckpointMeta(1, 1, 1)
 def main(folder: Path, rank: int) -> None:
     torch.set_num_threads(1)
     plain = [MicroStepBatch(**np.load(path)) for path in sorted(folder.glob("batch-*.npz"))]
+    drawn = [np.load(path) for path in sorted(folder.glob("experts-*.npy"))]
+    replayed = [replace(batch, experts=experts) for batch, experts in zip(plain, drawn, strict=True)]
     for case in CASES:
         for name, trainer in trainers(folder, rank, case, CASES[case].layouts, "first"):
             trainer.load_hf()
-            batches = plain
-            if case == "replayed":
-                batches = [replace(batch, experts=recorded(batch, trainer)) for batch in plain]
+            batches = replayed if case == "replayed" else plain
             out: dict[str, Any] = {"logprobs": np.concatenate([trainer.logprobs(batch).numpy() for batch in batches])}
             # two grants, the first of them short
             stats = [*trainer.train_microsteps(batches[:1]), *trainer.train_microsteps(batches[1:])]
@@ -96,15 +95,6 @@ def main(folder: Path, rank: int) -> None:
                 norms[saver] = np.array(trainer.commit(4, 1e-3).grad_norm)
             if rank == 0:
                 np.savez(folder / f"norms-{case}-{name}.npz", allow_pickle=False, **norms)
-
-
-def recorded(batch: MicroStepBatch, trainer: Trainer) -> np.ndarray:
-    """Experts as a record may have them: not the routers', and none for some rows."""
-    mixture, rng = trainer.architecture.mixture(), np.random.default_rng(len(batch.tokens))
-    order = rng.random((len(batch.tokens), mixture.layers, mixture.experts)).argsort(axis=-1)
-    experts = order[..., : mixture.chosen].astype(np.uint16)
-    experts[rng.random(len(experts)) < 0.2] = NO_EXPERTS
-    return experts
 
 
 def trainers(folder: Path, rank: int, case: str, layouts: Sequence[str], phase: str) -> Iterator[tuple[str, Trainer]]:

@@ -16,6 +16,8 @@ import pytest
 import torch
 
 from gyre.ledger.checkpoints import CheckpointReader, final_path, verify
+from gyre.ledger.routing import NO_EXPERTS
+from gyre.training.architecture import read_architecture
 from gyre.training.export import export_checkpoint
 from tests.training.layout_ranks import CASES, RANKS
 
@@ -34,7 +36,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory, helpers: Any) -> Path:
     helpers.write_folder(work, **helpers.kinds["llama-biases"]).rename(work / "biases")
     helpers.write_folder(work, **helpers.experts).rename(work / "experts")
     for index, lengths in enumerate([[37, 20, 51], [64, 9], [30, 30, 30]]):
-        batch = dataclasses.asdict(helpers.make_batch(lengths, seed=index))
+        made = helpers.make_batch(lengths, seed=index)
+        experts = helpers.draw_experts(made, read_architecture(work / "experts").mixture(), seed=index)
+        experts[::5] = NO_EXPERTS
+        np.save(work / f"experts-{index}.npy", experts)
+        batch = dataclasses.asdict(made)
         np.savez(work / f"batch-{index}.npz", **{name: value for name, value in batch.items() if value is not None})
     program = str(Path(__file__).with_name("layout_ranks.py"))
     argv = [sys.executable, program, str(work)]

@@ -18,13 +18,6 @@ LENGTHS = [37, 20, 5]
 KINDS = pytest.mark.parametrize("kind", ["experts", "experts-not-normalised"])
 
 
-def drawn(batch: MicroStepBatch, mixture: Mixture, seed: int = 0) -> npt.NDArray[np.uint16]:
-    """For each row and layer different experts, in any order."""
-    rng = np.random.default_rng(seed)
-    shape = (len(batch.tokens), mixture.layers, mixture.experts)
-    return rng.random(shape).argsort(axis=-1)[..., : mixture.chosen].astype(np.uint16)
-
-
 def routers_choice(trainer: Any, batch: MicroStepBatch, monkeypatch: pytest.MonkeyPatch) -> npt.NDArray[np.uint16]:
     """What the routers choose for each row when nothing is replayed."""
     seen: list[torch.Tensor] = []
@@ -53,7 +46,12 @@ def test_replay_of_the_routers_own_choice_changes_nothing(
         assert torch.equal(trainer.logprobs(replace(batch, experts=experts)), plain)
     assert (
         float(
-            (trainer.logprobs(replace(batch, experts=drawn(batch, trainer.architecture.mixture()))) - plain).abs().max()
+            (
+                trainer.logprobs(replace(batch, experts=helpers.draw_experts(batch, trainer.architecture.mixture())))
+                - plain
+            )
+            .abs()
+            .max()
         )
         > 1e-3
     )
@@ -67,7 +65,7 @@ def test_a_layer_weighs_the_given_experts_by_its_router(
     """Against a loop over tokens and experts, and the router's own choice in every other row."""
     trainer = make_trainer(path=make_folder(**helpers.kinds[kind]))
     mixture, batch = trainer.architecture.mixture(), helpers.make_batch([8])
-    experts = drawn(batch, mixture, seed=3)
+    experts = helpers.draw_experts(batch, mixture, seed=3)
     experts[::2] = NO_EXPERTS
     layer = trainer.model.decoder.layers[1].mlp
     hidden = torch.randn(8, 1, trainer.architecture.hidden, generator=torch.Generator().manual_seed(0))
@@ -88,7 +86,7 @@ def test_routers_learn_from_experts_that_they_did_not_choose(make_folder: Any, m
     trainer = make_trainer(path=make_folder(**helpers.experts))
     batch = helpers.make_batch(LENGTHS)
     before = [layer.mlp.router.weight.clone() for layer in trainer.model.decoder.layers]
-    trainer.train_microstep(replace(batch, experts=drawn(batch, trainer.architecture.mixture())))
+    trainer.train_microstep(replace(batch, experts=helpers.draw_experts(batch, trainer.architecture.mixture())))
     trainer.commit(1, 1e-3)
     assert all(
         not torch.equal(layer.mlp.router.weight, old)
@@ -99,7 +97,7 @@ def test_routers_learn_from_experts_that_they_did_not_choose(make_folder: Any, m
 def test_experts_of_another_model_train_nothing(helpers: Any) -> None:
     batch = helpers.make_batch([8])
     mixture = Mixture(layers=2, experts=4, chosen=2)
-    good = drawn(batch, mixture)
+    good = helpers.draw_experts(batch, mixture)
     replace(batch, experts=good).check(700, mixture)
     bad = good.copy()
     bad[3, 1, 0] = 4
@@ -115,7 +113,7 @@ def test_experts_of_another_model_train_nothing(helpers: Any) -> None:
 
 def test_padding_has_no_experts(helpers: Any) -> None:
     batch = helpers.make_batch([7])
-    padded = replace(batch, experts=drawn(batch, Mixture(layers=2, experts=4, chosen=2))).padded(4)
+    padded = replace(batch, experts=helpers.draw_experts(batch, Mixture(layers=2, experts=4, chosen=2))).padded(4)
     assert padded.experts.shape == (8, 2, 2) and (padded.experts[7] == NO_EXPERTS).all()
     on_device = to_device(padded, torch.device("cpu")).experts
     assert on_device is not None and on_device[7].tolist() == [[-1, -1], [-1, -1]]
