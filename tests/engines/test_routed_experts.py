@@ -59,9 +59,8 @@ def assert_told(model: Model, sequence: Sequence) -> None:
     whole = sequence.prompt + sequence.output
     rows = len(whole) - 1 - sequence.experts_from
     found = expert_numbers(meta["routed_experts"]).reshape(rows, LAYERS, CHOSEN)
-    assert np.array_equal(
-        np.sort(found, axis=-1), Oracle(model.path).experts(whole[:-1], CHOSEN)[sequence.experts_from :]
-    )
+    wanted = Oracle(model.path).experts(whole[:-1], CHOSEN)
+    assert np.array_equal(np.sort(found, axis=-1), wanted[sequence.experts_from :])
 
 
 @pytest.mark.parametrize("retract_at", [-1, 4])
